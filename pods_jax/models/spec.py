@@ -1,0 +1,50 @@
+"""The numbers that define a decoder. Built from a Hugging Face config by families.py, read by decoder.py."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Llama3Rope:
+    """Rotary scaling of type ``llama3`` (Llama 3.1 and later): low frequencies are divided by ``factor``."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position: int
+
+
+@dataclass(frozen=True)
+class DecoderSpec:
+    """Shape of a decoder-only transformer with RMSNorm, rotary positions, grouped-query attention and a gated SiLU MLP.
+
+    Attributes:
+        vocab_size: Rows of the embedding (V).
+        width: Model width (D).
+        layers: Number of decoder layers.
+        q_heads: Query heads (Q), a multiple of ``kv_heads``.
+        kv_heads: Key-value heads (K).
+        head_size: Size of one head (H); Qwen3 sets it apart from D / Q.
+        feed_forward: Width of the gated MLP (F).
+        norm_eps: Epsilon inside the square root of RMSNorm.
+        rope_theta: Base of the rotary frequencies.
+        rope_scaling: ``None``, or the ``llama3`` scaling.
+        tied: The output head is the embedding's transpose.
+        qkv_bias: Biases on the q, k and v projections (Qwen2).
+        qk_norm: RMSNorm over each head of q and k before the rotation (Qwen3).
+        max_positions: Longest prompt plus completion the model was made for, in tokens.
+    """
+
+    vocab_size: int
+    width: int
+    layers: int
+    q_heads: int
+    kv_heads: int
+    head_size: int
+    feed_forward: int
+    norm_eps: float = 1e-6
+    rope_theta: float = 10_000.0
+    rope_scaling: Llama3Rope | None = None
+    tied: bool = True
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    max_positions: int = 32_768

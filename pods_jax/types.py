@@ -1,0 +1,98 @@
+"""Records that pass between the parts of a step, and the legend of axis letters.
+
+Axis letters, used as suffixes of array names and in jaxtyping annotations:
+
+    P  prompts of the step (one prompt = one group)     D  model width
+    N  rollouts generated for each prompt               F  feed-forward width
+    M  rollouts kept of the N                           Q  query heads
+    L  prompt tokens, padded on the right               K  key-value heads
+    C  completion tokens, padded on the right           H  size of one head
+    V  vocabulary                                       G  query heads per key-value head (Q / K)
+
+Nothing is flattened to a batch with copied prompts: every array of a step keeps its group structure, and every mask comes
+from a length, never from comparing a token with a padding id. Positions are ``0 .. length-1`` for a prompt and
+``length + t`` for token ``t`` of a completion.
+"""
+
+from dataclasses import dataclass
+
+import jax
+from jaxtyping import Array, Bool, Float, Int
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem of a data set, as the data layer hands it on (host only).
+
+    Attributes:
+        id: Unique and stable within the task, for example ``"arithmetic/train/17"``.
+        messages: Chat messages, each ``{"role": ..., "content": ...}``.
+        answer: Gold answer in the form that the task's verifier compares with.
+        task: Name of the task in the ``TASKS`` table.
+    """
+
+    id: str
+    messages: tuple[dict[str, str], ...]
+    answer: str
+    task: str
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A problem with its prompt tokens: chat template applied, exactly one BOS where the model uses one (host only)."""
+
+    problem: Problem
+    tokens: tuple[int, ...]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PromptBatch:
+    """The prompts of one step, padded on the right."""
+
+    tokens_PL: Int[Array, "P L"]
+    length_P: Int[Array, "P"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Rollouts:
+    """What the rollout engine generated.
+
+    ``logp_PNC`` is the log-probability of each sampled token under the temperature-scaled policy, 0 beyond the length.
+    ``length_PN`` counts completion tokens including the EOS token; ``finished_PN`` is false for a completion cut at the limit.
+    """
+
+    tokens_PNC: Int[Array, "P N C"]
+    logp_PNC: Float[Array, "P N C"]
+    length_PN: Int[Array, "P N"]
+    finished_PN: Bool[Array, "P N"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Selection:
+    """Which rollouts of each group are kept: slots with index -1 are empty (fewer valid rollouts than m)."""
+
+    index_PM: Int[Array, "P M"]
+    variance_all_P: Float[Array, "P"]
+    variance_kept_P: Float[Array, "P"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class KeptBatch:
+    """The update's input: prompts once per group, kept rollouts, and one weight per rollout.
+
+    ``weight_PM`` is 1 for a rollout that is trained and 0 for an empty slot or a group without signal. ``logp_old_PMC`` was
+    recorded by the rollout engine; ``logp_ref_PMC`` is the reference policy's, or ``None`` when no KL term is used.
+    """
+
+    prompt_PL: Int[Array, "P L"]
+    prompt_length_P: Int[Array, "P"]
+    tokens_PMC: Int[Array, "P M C"]
+    length_PM: Int[Array, "P M"]
+    logp_old_PMC: Float[Array, "P M C"]
+    advantage_PM: Float[Array, "P M"]
+    weight_PM: Float[Array, "P M"]
+    logp_ref_PMC: Float[Array, "P M C"] | None = None
