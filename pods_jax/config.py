@@ -1,42 +1,64 @@
 """The run's configuration: frozen dataclasses, checked on construction.
 
-Field docstrings are the text of ``--help``. ``config.py`` checks types, signs and arithmetic across fields; names that belong
-to a table (task, rule, loss, ...) are checked by that table's lookup, before anything is allocated. Algorithms never see these
-records: entry points, ``loop.py`` and the ``make_*`` builders unpack them into plain numbers.
+Field docstrings are the text of ``--help``, and annotations are the limits (``fields.py``). This file checks types, signs and
+arithmetic across fields; names that belong to a table (task, rule, loss, ...) are checked by that table's lookup, before
+anything is allocated. Algorithms never see these records: entry points, ``loop.py`` and the ``make_*`` builders unpack them
+into plain numbers.
 """
 
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Literal
+
+from pods_jax.fields import (
+    Checked,
+    ConfigError,
+    Count,
+    CountOrAll,
+    CountOrRest,
+    CountOrZero,
+    Fraction,
+    FractionBelowOne,
+    NonNegative,
+    Positive,
+    PositiveFraction,
+    Seed,
+)
 
 
 @dataclass(frozen=True)
-class RunConfig:
+class RunConfig(Checked, key="run"):
     """The run folder, its length and its randomness."""
 
     name: str = "default"
     """Name of the run; its folder is <dir>/<name>."""
     dir: str = "runs"
     """Folder that holds all runs."""
-    steps: int = 120
+    steps: Count = 120
     """Optimiser steps of the run."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed from which every random key of the run is folded, together with the step number."""
     resume: bool = True
     """Continue from the newest complete checkpoint when the run folder exists; false refuses an existing folder."""
-    checkpoint_every: int = 40
+    checkpoint_every: Count = 40
     """Steps between checkpoints; a checkpoint is always written at the end."""
-    keep_checkpoints: int = 2
+    keep_checkpoints: Count = 2
     """How many of the newest checkpoints stay on disk."""
     export: bool = True
     """Write the final policy as a Hugging Face folder under <run>/export."""
 
+    def __post_init__(self):
+        super().__post_init__()
+        if PurePath(self.name).name in ("", ".."):
+            raise ConfigError(f"run.name={self.name!r} names no folder under run.dir")
+
 
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(Checked, key="model"):
     """The policy to post-train."""
 
     path: str = "bundled"
-    """Hugging Face folder with config.json, safetensors and tokenizer files; "bundled" is the tiny model shipped with the package."""
+    """Hugging Face folder with config.json, safetensors and tokenizer files; "bundled" is the package's own tiny model."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of activations and matrix products; logits and log-probabilities are float32 always."""
     param_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -46,7 +68,7 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Checked, key="data"):
     """Which problems are asked, and how they become prompts."""
 
     task: str = "arithmetic"
@@ -55,153 +77,170 @@ class DataConfig:
     """Local file or folder of the task's data; the bundled task generates its own and needs none."""
     system_prompt: str | None = None
     """System message put before every problem; unset takes the task's own (the bundled task has none)."""
-    prompts_per_step: int = 2
+    prompts_per_step: Count = 2
     """Prompts (groups) of one optimiser step, over all devices (P)."""
-    train_problems: int = 20_000
+    train_problems: CountOrZero = 20_000
     """Training problems to generate or load; 0 takes all that the source has."""
-    held_out_problems: int = 256
+    held_out_problems: CountOrZero = 256
     """Held-out problems for evaluation; 0 takes all that the source has."""
-    max_prompt_length: int = 64
+    max_prompt_length: Count = 64
     """Longest prompt in tokens (L); longer ones are dropped at load time with a count."""
     over_long: Literal["drop", "error"] = "drop"
     """What to do with a prompt over max_prompt_length; prompts are never truncated."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of problem generation and of the order in which problems are drawn."""
 
 
 @dataclass(frozen=True)
-class RolloutConfig:
+class RolloutConfig(Checked, key="rollout"):
     """How completions are generated."""
 
-    n: int = 32
+    n: Count = 32
     """Rollouts generated for each prompt (N)."""
-    max_completion_length: int = 32
+    max_completion_length: Count = 40
     """Longest completion in tokens (C), EOS included."""
-    temperature: float = 1.0
+    temperature: NonNegative = 1.0
     """Sampling temperature; 0 is greedy (only sensible for evaluation)."""
-    top_k: int = 0
+    top_k: CountOrZero = 0
     """Sample among the k most probable tokens; 0 is off."""
-    top_p: float = 1.0
+    top_p: PositiveFraction = 1.0
     """Sample among the most probable tokens whose probabilities sum to top_p; 1 is off."""
-    min_p: float = 0.0
+    min_p: FractionBelowOne = 0.0
     """Drop tokens less probable than min_p times the most probable; 0 is off."""
-    chunk: int = 256
-    """Decoding runs in chunks of this many tokens; the cache grows by one chunk at a time, so no step attends over the whole maximum."""
+    chunk: CountOrZero = 0
+    """Decode in chunks of this many tokens, by which the cache grows; 0 takes what suits the backend (32 on CPU, else 256)."""
+
+    @property
+    def greedy_by(self) -> str:
+        """The setting that makes every rollout of a prompt the same, or an empty string."""
+        if self.temperature == 0:
+            return "rollout.temperature=0"
+        return "rollout.top_k=1" if self.top_k == 1 else ""
 
 
 @dataclass(frozen=True)
-class SelectionConfig:
+class SelectionConfig(Checked, key="selection"):
     """Which m of the n rollouts are trained."""
 
     rule: str = "max_variance"
     """Entry of the RULES table: max_variance (PODS), random, percentile, max_reward, all (plain GRPO)."""
-    m: int = 8
+    m: Count = 8
     """Rollouts kept for each prompt (M); the rule "all" keeps n whatever m says."""
     ties: Literal["random", "index"] = "random"
     """How equal rewards are ordered: at random under the step's key, or by rollout index."""
 
 
 @dataclass(frozen=True)
-class AdvantageConfig:
+class AdvantageConfig(Checked, key="advantage"):
     """How rewards become advantages."""
 
     over: Literal["kept", "all"] = "kept"
     """Mean and standard deviation over the kept rollouts (the paper's), or over all n."""
-    eps: float = 1e-4
+    eps: NonNegative = 1e-4
     """Added to the standard deviation."""
 
 
 @dataclass(frozen=True)
-class LossConfig:
+class LossConfig(Checked, key="loss"):
     """The policy-gradient objective."""
 
     name: str = "grpo"
     """Entry of the LOSSES table."""
-    clip_low: float = 0.2
+    clip_low: Fraction = 0.2
     """The probability ratio is clipped below at 1 - clip_low."""
-    clip_high: float = 0.2
+    clip_high: NonNegative = 0.2
     """The probability ratio is clipped above at 1 + clip_high."""
-    beta: float = 0.0
+    beta: NonNegative = 0.0
     """Weight of the KL penalty (k3 estimator) towards the initial policy; 0 computes no reference at all."""
 
 
 @dataclass(frozen=True)
-class OptimizerConfig:
+class OptimizerConfig(Checked, key="optimizer"):
     """AdamW with warm-up, a schedule and clipping."""
 
-    learning_rate: float = 1.5e-4
+    learning_rate: Positive = 1.5e-4
     """Peak learning rate."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Shape of the learning rate after warm-up; linear and cosine end at final_fraction of the peak at the last step."""
-    final_fraction: float = 0.0
+    final_fraction: Fraction = 0.0
     """Learning rate at the last step as a fraction of the peak, for the linear and cosine schedules."""
-    warmup_steps: int = 5
+    warmup_steps: CountOrZero = 5
     """Steps of linear warm-up from 0."""
-    beta1: float = 0.9
+    beta1: FractionBelowOne = 0.9
     """Adam's decay of the first moment."""
-    beta2: float = 0.99
+    beta2: FractionBelowOne = 0.99
     """Adam's decay of the second moment."""
-    eps: float = 1e-8
+    eps: Positive = 1e-8
     """Adam's epsilon."""
-    weight_decay: float = 0.0
+    weight_decay: NonNegative = 0.0
     """Decoupled weight decay; norms and biases are not decayed."""
-    clip_norm: float = 1.0
+    clip_norm: NonNegative = 1.0
     """Largest global gradient norm; 0 is off."""
 
 
 @dataclass(frozen=True)
-class UpdateConfig:
+class UpdateConfig(Checked, key="update"):
     """How the optimiser step is cut to fit memory. No choice here changes the gradient."""
 
-    epochs: int = 1
+    epochs: Count = 1
     """Optimiser steps taken on each batch of kept rollouts."""
-    micro_batch: int = 0
+    micro_batch: CountOrZero = 0
     """Rollouts of one micro-batch over all devices; 0 trains the whole batch at once."""
     remat: Literal["none", "layer"] = "none"
     """Recompute each layer's activations in the backward pass to save memory."""
-    logit_chunk: int = 4_194_304
+    logit_chunk: Count = 4_194_304
     """Most logits (rows x time x vocabulary) computed at once on one device; the vocabulary-sized array never exists whole."""
 
 
 @dataclass(frozen=True)
-class RewardConfig:
+class RewardConfig(Checked, key="reward"):
     """What a completion earns."""
 
     functions: list[str] = field(default_factory=lambda: ["correct", "format", "tag_count"])
     """Entries of the REWARDS table, or module:function for an own one; on the command line separated by commas."""
     weights: list[float] | None = None
-    """One weight per function; unset takes each function's own (correct 1.0, format 0.1, tag_count 0.025 a tag, own functions 1.0)."""
+    """One weight per function; unset takes each function's own (correct 1, format 0.1, tag_count 0.025 a tag, an own one 1)."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        names, weights = self.functions, self.weights
+        if not names or len(set(names)) < len(names):
+            raise ConfigError(f"reward.functions={','.join(names)} must name at least one function, and none twice")
+        if weights is not None and len(weights) != len(names):
+            raise ConfigError(f"reward.weights has {len(weights)} numbers for the {len(names)} of reward.functions")
 
 
 @dataclass(frozen=True)
-class MeshConfig:
+class MeshConfig(Checked, key="mesh"):
     """Devices: groups are spread over data x fsdp, parameters over fsdp x tensor."""
 
-    data: int = 1
+    data: Count = 1
     """Replicas of the parameters."""
-    fsdp: int = -1
+    fsdp: CountOrRest = -1
     """Shards of parameters and optimiser state; -1 takes all devices that remain."""
-    tensor: int = 1
+    tensor: Count = 1
     """Shards of heads, feed-forward and vocabulary."""
+    distributed: bool = False
+    """Join the other hosts at start (jax.distributed; TPU pods, SLURM and Open MPI are recognised by themselves)."""
 
 
 @dataclass(frozen=True)
-class EvalConfig:
+class EvalConfig(Checked, key="eval"):
     """Evaluation on held-out problems during training."""
 
-    every: int = 20
+    every: CountOrZero = 20
     """Steps between evaluations; step 0 and the last step are always evaluated. 0 is never."""
-    samples: int = 0
+    samples: CountOrZero = 0
     """Completions sampled for each problem besides the greedy one, for mean accuracy; 0 is greedy alone."""
-    batch: int = 64
+    batch: Count = 64
     """Problems generated at once, over all devices."""
 
 
 @dataclass(frozen=True)
-class LogConfig:
+class LogConfig(Checked, key="log"):
     """What is written while the run goes on."""
 
-    texts_per_step: int = 16
+    texts_per_step: CountOrAll = 16
     """Completions whose text is kept in rollouts.jsonl at each step; every rollout's numbers are kept always. -1 keeps all."""
     progress: bool = True
     """Live progress line on the terminal."""
@@ -210,7 +249,7 @@ class LogConfig:
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Checked):
     """PODS: many rollouts for each prompt, the most informative few trained."""
 
     run: RunConfig = field(default_factory=RunConfig)
@@ -226,3 +265,143 @@ class Config:
     mesh: MeshConfig = field(default_factory=MeshConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     log: LogConfig = field(default_factory=LogConfig)
+
+    @property
+    def kept(self) -> int:
+        """Rollouts trained of each group: n under the rule "all", m under any other."""
+        return self.rollout.n if self.selection.rule == "all" else self.selection.m
+
+    def __post_init__(self):
+        super().__post_init__()
+        _check_groups(self)
+        _check_micro_batch(self)
+        if self.optimizer.schedule != "constant" and self.optimizer.warmup_steps >= self.run.steps:
+            raise ConfigError(
+                f"optimizer.warmup_steps={self.optimizer.warmup_steps} leaves nothing of run.steps={self.run.steps} "
+                f"for optimizer.schedule={self.optimizer.schedule}"
+            )
+
+
+@dataclass(frozen=True)
+class EvaluateConfig(Checked):
+    """Accuracy of a model on held-out problems: greedy, and over sampled completions."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    samples: CountOrZero = 4
+    """Completions sampled for each problem besides the greedy one (k of pass@k and maj@k); 0 is greedy alone."""
+    batch: Count = 64
+    """Problems generated at once, over all devices."""
+    seed: Seed = 0
+    """Seed of sampling."""
+    out: str | None = None
+    """JSONL file to write, one completion and its verdict a line; unset writes none."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.samples and self.rollout.greedy_by:
+            raise ConfigError(f"{self.rollout.greedy_by} makes all samples={self.samples} of a problem equal; set samples=0")
+
+
+def _check_groups(config: Config) -> None:
+    """Refuse groups that cannot be filled, kept, or learned from."""
+    n, m, rule = config.rollout.n, config.selection.m, config.selection.rule
+    if rule != "all" and m > n:
+        raise ConfigError(f"selection.m={m} cannot exceed rollout.n={n}")
+    if config.kept == 1:
+        key = "rollout.n=1 with selection.rule=all" if rule == "all" else "selection.m=1"
+        raise ConfigError(f"{key} keeps one rollout of a group, whose advantage is always 0; keep at least 2")
+    if config.rollout.greedy_by:
+        raise ConfigError(f"{config.rollout.greedy_by} makes all rollouts of a group equal, so nothing is learned from them")
+    prompts, problems = config.data.prompts_per_step, config.data.train_problems
+    if 0 < problems < prompts:
+        raise ConfigError(f"data.train_problems={problems} cannot fill data.prompts_per_step={prompts}")
+    _require_even({"data.prompts_per_step": prompts}, config.mesh.data, max(config.mesh.fsdp, 1))
+
+
+def _check_micro_batch(config: Config) -> None:
+    """Refuse a micro-batch that no number of shards allows; ``check_devices`` knows the number when fsdp is -1."""
+    prompts, data, fsdp = config.data.prompts_per_step, config.mesh.data, config.mesh.fsdp
+    shards = [data * rest for rest in ([fsdp] if fsdp > 0 else _divisors(prompts // data))]
+    _require_size(config, sorted({size for count in shards for size in micro_batch_sizes(prompts, config.kept, count)}))
+
+
+def _require_even(sizes: dict[str, int], data: int, fsdp: int) -> None:
+    over = f"mesh.data={data}" + (f" x mesh.fsdp={fsdp}" if fsdp > 1 else "")
+    for key, size in sizes.items():
+        if size % (data * fsdp):
+            raise ConfigError(f"{key}={size} does not divide over {over} = {data * fsdp} shards")
+
+
+def _require_size(config: Config, sizes: list[int]) -> None:
+    size, prompts = config.update.micro_batch, config.data.prompts_per_step
+    if size and size not in sizes:
+        nearest = [*[s for s in sizes if s < size][-1:], *[s for s in sizes if s > size][:1]]
+        raise ConfigError(
+            f"update.micro_batch={size} does not cut data.prompts_per_step={prompts} groups of {config.kept} kept rollouts "
+            f"into whole groups or equal parts of a group on each shard; nearest: {' or '.join(map(str, nearest))}"
+        )
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+def micro_batch_sizes(prompts: int, kept: int, shards: int) -> list[int]:
+    """Sizes, in rollouts over all devices, into which an update of ``prompts x kept`` rollouts can be cut.
+
+    Each of the ``shards`` holds ``prompts / shards`` groups and takes an equal part of a micro-batch: some whole groups, or an
+    equal part of one group.
+    """
+    parts = {*_divisors(kept), *(kept * groups for groups in _divisors(prompts // shards))}
+    return sorted(shards * part for part in parts)
+
+
+def check_devices(config: Config | EvaluateConfig, device_count: int) -> tuple[int, int, int]:
+    """Check the mesh against the devices there are, and what is spread over them.
+
+    Args:
+        config: The run's or the evaluation's configuration.
+        device_count: Devices of all processes.
+
+    Returns:
+        The sizes of the mesh axes data, fsdp and tensor; they may use fewer devices than there are, if all three are set.
+
+    Raises:
+        ConfigError: The mesh does not fit the devices, or prompts, problems or micro-batches do not divide over it.
+    """
+    mesh = config.mesh
+    fixed = mesh.data * mesh.tensor
+    if mesh.fsdp == -1 and device_count % fixed:
+        raise ConfigError(f"mesh.data={mesh.data} x mesh.tensor={mesh.tensor} = {fixed} does not divide {device_count} devices")
+    fsdp = device_count // fixed if mesh.fsdp == -1 else mesh.fsdp
+    if fixed * fsdp > device_count:
+        sizes = f"mesh.data={mesh.data} x mesh.fsdp={fsdp} x mesh.tensor={mesh.tensor}"
+        raise ConfigError(f"{sizes} needs {fixed * fsdp} devices; there are {device_count}")
+    if isinstance(config, EvaluateConfig):
+        _require_even({"batch": config.batch}, mesh.data, fsdp)
+    else:
+        prompts, batch = config.data.prompts_per_step, config.eval.batch
+        evaluated = {"eval.batch": batch} if config.eval.every else {}
+        _require_even({"data.prompts_per_step": prompts} | evaluated, mesh.data, fsdp)
+        _require_size(config, micro_batch_sizes(prompts, config.kept, mesh.data * fsdp))
+    return mesh.data, fsdp, mesh.tensor
+
+
+def arithmetic(config: Config) -> list[str]:
+    """Lines that a run prints at its start: what each step generates and trains, and the most tokens that takes."""
+    prompts, n, kept = config.data.prompts_per_step, config.rollout.n, config.kept
+    length, epochs, steps = config.rollout.max_completion_length, config.update.epochs, config.run.steps
+    generated, trained = prompts * n, prompts * kept
+    parts = trained // config.update.micro_batch if config.update.micro_batch else 1
+    cut = f"{parts} micro-batch{'es' if parts > 1 else ''} of {trained // parts}"
+    tokens, kept_tokens = generated * length, trained * length * epochs
+    return [
+        f"generated a step: {prompts} prompts x {n} rollouts = {generated:,} completions, at most {tokens:,} tokens",
+        f"trained a step: {prompts} prompts x {kept} kept = {trained:,} completions ({config.selection.rule}), "
+        f"{cut}, {epochs} epoch{'s' if epochs > 1 else ''}, at most {kept_tokens:,} tokens",
+        f"in {steps:,} steps: at most {steps * tokens:,} tokens generated and {steps * kept_tokens:,} trained; "
+        f"prompts of at most {config.data.max_prompt_length:,} tokens are computed once per group",
+    ]
