@@ -1,0 +1,340 @@
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from beartype import beartype
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import jaxtyped
+
+from pods_jax.algorithm import selection
+from pods_jax.algorithm.selection import RULES, lookup_rule, max_variance, percentile
+
+select = jax.jit(jaxtyped(typechecker=beartype)(selection.select), static_argnames=("rule", "m", "ties"))
+take_kept = jaxtyped(typechecker=beartype)(selection.take_kept)
+CHECKED = {name: jaxtyped(typechecker=beartype)(rule) for name, rule in RULES.items()}
+
+KEY = jax.random.key(7)
+ROWS = 48
+GRID = 2.0**-10  # spacing of float32 around 1e4
+
+
+def every_m(n):
+    """Rows of n rewards -> the max-variance indices for each m in 1..n."""
+
+    @jax.jit
+    def run(rewards, valid, keys):
+        return [jax.vmap(partial(max_variance, m=m, ties="index"))(rewards, valid, keys) for m in range(1, n + 1)]
+
+    return lambda rewards, valid: [
+        np.asarray(index)
+        for index in run(jnp.asarray(rewards, jnp.float32), jnp.asarray(valid), jax.random.split(KEY, rewards.shape[0]))
+    ]
+
+
+@pytest.fixture(scope="module")
+def every_m_of_12():
+    return every_m(12)
+
+
+def best_scores(values, valid):
+    """Over all subsets of the valid entries: {size: largest size * sum of squares - square of sum}. Exact for integers."""
+    values = values[valid]
+    subsets = (np.arange(2 ** len(values))[:, None] >> np.arange(len(values))) & 1
+    size = subsets.sum(1)
+    score = size * (subsets @ values**2) - (subsets @ values) ** 2
+    return {m: score[size == m].max() for m in range(1, len(values) + 1)}
+
+
+def score(values, index):
+    kept = values[index[index >= 0]]
+    return len(kept) * (kept**2).sum() - kept.sum() ** 2
+
+
+def integer_rows(n):
+    rng = np.random.default_rng(n)
+    levels = np.array([1, 2, 3, 10, 1000])[np.arange(ROWS) % 5]
+    return rng.integers(0, levels[:, None] + 1, size=(ROWS, n))
+
+
+def assert_optimal(integers, valid, indices):
+    for row, ok, *by_m in zip(integers, valid, *indices, strict=True):
+        best = best_scores(row, ok)
+        for index in by_m:
+            kept = index[index >= 0]
+            assert len(kept) == min(len(index), ok.sum())
+            assert ok[kept].all()
+            assert len(set(kept)) == len(kept)
+            assert score(row, index) == best.get(len(kept), 0)
+
+
+@pytest.mark.parametrize("n", range(1, 9))
+def test_max_variance_equals_brute_force_for_every_m(n):
+    integers, valid = integer_rows(n), np.ones((ROWS, n), bool)
+    assert_optimal(integers, valid, every_m(n)(integers, valid))
+
+
+@pytest.mark.parametrize("eligible", range(13))
+def test_max_variance_equals_brute_force_with_any_number_of_invalid_rollouts(every_m_of_12, eligible):
+    rng = np.random.default_rng(eligible)
+    integers = integer_rows(12)
+    valid = rng.permuted(np.tile(np.arange(12) < eligible, (ROWS, 1)), axis=1)
+    rewards = np.where(valid, integers, rng.choice([np.nan, np.inf, -np.inf, 5e3], size=valid.shape))
+    assert_optimal(integers, valid, every_m_of_12(rewards, valid))
+
+
+@pytest.mark.parametrize("offset", [1e4, -1e4])
+def test_max_variance_is_exact_for_a_small_spread_on_a_large_offset(every_m_of_12, offset):
+    integers, valid = integer_rows(12) % 3 - 1, np.ones((ROWS, 12), bool)
+    rewards = (offset + GRID * integers).astype(np.float32)
+    assert len(np.unique(rewards)) == 3
+    assert_optimal(integers, valid, every_m_of_12(rewards, valid))
+
+
+def test_max_variance_ignores_shift_and_scale_of_integers(every_m_of_12):
+    integers, valid = integer_rows(12), np.ones((ROWS, 12), bool)
+    plain = every_m_of_12(integers, valid)
+    for a, b in zip(plain, every_m_of_12(integers * 2.0**-60, valid), strict=True):
+        np.testing.assert_array_equal(a, b)
+    for a, b in zip(plain, every_m_of_12(integers * 2.0**90, valid), strict=True):
+        np.testing.assert_array_equal(a, b)
+    for a, b in zip(plain, every_m_of_12(integers - 4096, valid), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+finite = st.floats(-1e6, 1e6, width=32)
+tied = st.sampled_from([0.0, -0.0, 0.1, 0.125, 1.0, 1.1, -2.0])
+offset = st.integers(-40, 40).map(lambda k: 1e4 + k * GRID)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.one_of(*(st.lists(kind, min_size=1, max_size=12) for kind in (finite, tied, offset, st.one_of(finite, offset)))))
+def test_max_variance_attains_the_largest_variance_of_arbitrary_rewards(every_m_of_12, rewards):
+    rewards = np.array(rewards + [np.nan] * (12 - len(rewards)), np.float32)
+    valid = np.isfinite(rewards)
+    values = rewards.astype(np.float64) - rewards[0].astype(np.float64)
+    best = best_scores(values, valid)
+    for index in every_m_of_12(np.tile(rewards, (ROWS, 1)), np.ones((ROWS, 12), bool)):
+        kept = index[0][index[0] >= 0]
+        assert len(kept) == min(len(index[0]), valid.sum())
+        assert score(values, kept) >= best[len(kept)] * (1 - 1e-5)
+
+
+@pytest.mark.parametrize("ties", ["random", "index"])
+def test_max_variance_keeps_half_correct_of_128_for_every_count_of_correct_answers(ties):
+    n, m, counts = 128, 32, np.arange(129)
+    rewards = np.random.default_rng(0).permuted((np.arange(n) < counts[:, None]).astype(np.float32), axis=1)
+    keys = jax.random.split(KEY, len(counts))
+    index = jax.jit(jax.vmap(partial(max_variance, m=m, ties=ties)))(rewards, np.ones(rewards.shape, bool), keys)
+    correct = np.take_along_axis(rewards, np.asarray(index), axis=1).sum(1)
+    np.testing.assert_array_equal(correct, np.clip(m // 2, m - (n - counts), counts))
+
+
+@pytest.mark.parametrize("m", [1, 2, 5, 7, 12])
+def test_binary_rewards_keep_half_correct_or_as_near_as_the_counts_allow(every_m_of_12, m):
+    counts = np.resize(np.arange(13), ROWS)
+    rewards = (np.arange(12) < counts[:, None]).astype(np.float32)
+    index = every_m_of_12(rewards, np.ones(rewards.shape, bool))[m - 1]
+    correct = np.take_along_axis(rewards, index, axis=1).sum(1)
+    lower, upper = (np.clip(half, np.maximum(0, m - (12 - counts)), counts) for half in (m // 2, -(-m // 2)))
+    assert ((correct == np.clip(lower, None, m)) | (correct == np.clip(upper, None, m))).all()
+
+
+def test_percentile_holds_the_midpoint_quantiles():
+    rewards = jnp.array([5, 0, 3, 1, 7, 2, 6, 4], jnp.float32)
+    choose = jax.jit(partial(percentile, rewards, jnp.ones(8, bool), KEY), static_argnames="m")
+    np.testing.assert_array_equal(rewards[choose(m=4)], [1, 3, 5, 7])
+    np.testing.assert_array_equal(rewards[choose(m=1)], [4])
+    np.testing.assert_array_equal(rewards[choose(m=8)], np.arange(8))
+    np.testing.assert_array_equal(rewards[choose(m=3)], [1, 4, 6])
+
+
+def test_max_reward_keeps_the_highest_best_first():
+    rewards, valid = jnp.array([2, jnp.nan, 9, 4, jnp.inf, 7.0]), jnp.array([1, 1, 0, 1, 1, 1], bool)
+    np.testing.assert_array_equal(RULES["max_reward"](rewards, valid, KEY, m=2), [5, 3])
+    np.testing.assert_array_equal(RULES["max_reward"](rewards, valid, KEY, m=5), [5, 3, 0, -1, -1])
+
+
+def test_all_keeps_every_eligible_rollout_whatever_m():
+    rewards, valid = jnp.array([2, jnp.nan, 9, 4.0]), jnp.array([1, 1, 0, 1], bool)
+    for m in (1, 4):
+        np.testing.assert_array_equal(RULES["all"](rewards, valid, KEY, m=m), [0, 3, -1, -1])
+
+
+def test_max_variance_keeps_an_extreme_of_each_side():
+    rewards = jnp.array([0.3, 0.9, 0.2, 0.95, 0.5, 0.55])
+    index = max_variance(rewards, jnp.ones(6, bool), KEY, m=4)
+    np.testing.assert_array_equal(index, [2, 0, 1, 3])
+
+
+# Every rule of the table.
+
+
+def mixed_groups():
+    """Groups of 11 with ties, invalid rollouts, NaN and infinities, and from 0 to 11 eligible ones."""
+    rng = np.random.default_rng(3)
+    rewards = rng.integers(0, 4, size=(13, 11)) / 4 + rng.normal(size=(13, 11)) * (np.arange(13) % 2)[:, None]
+    valid = rng.random((13, 11)) < np.linspace(1, 0, 13)[:, None]
+    rewards = np.where(rng.random((13, 11)) < 0.1, rng.choice([np.nan, np.inf, -np.inf], size=(13, 11)), rewards)
+    return jnp.asarray(rewards, jnp.float32), jnp.asarray(valid)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("ties", ["random", "index"])
+def test_kept_rollouts_are_distinct_and_eligible_and_slots_are_empty_only_when_short(rule, ties):
+    rewards, valid = mixed_groups()
+    selected = select(rewards, valid, KEY, rule=rule, m=5, ties=ties)
+    eligible = np.asarray(valid) & np.isfinite(np.asarray(rewards))
+    assert eligible.sum(1).min() == 0
+    assert eligible.sum(1).max() > 5
+    assert selected.index_PM.dtype == jnp.int32
+    slots = 11 if rule == "all" else 5
+    assert selected.index_PM.shape == (13, slots)
+    for index, ok in zip(np.asarray(selected.index_PM), eligible, strict=True):
+        kept = min(slots, ok.sum())
+        assert (index[kept:] == -1).all()
+        assert len(set(index[:kept])) == kept
+        assert ok[index[:kept]].all()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_jit_equals_eager_and_vmap_equals_loop(rule):
+    rewards, valid = mixed_groups()
+    whole = select(rewards, valid, KEY, rule=rule, m=3).index_PM
+    np.testing.assert_array_equal(whole, selection.select(rewards, valid, KEY, rule=rule, m=3).index_PM)
+    one = jax.jit(partial(CHECKED[rule], m=3))
+    loop = [one(rewards[p], valid[p], jax.random.fold_in(KEY, p)) for p in range(13)]
+    np.testing.assert_array_equal(whole, jnp.stack(loop))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_choice_is_a_function_of_the_key(rule):
+    rewards, valid = jnp.ones((40, 9)), jnp.ones((40, 9), bool)
+
+    def choose(key):
+        return select(rewards, valid, key, rule=rule, m=3).index_PM
+
+    np.testing.assert_array_equal(choose(KEY), choose(KEY))
+    if rule == "all":
+        return
+    assert (choose(KEY) != choose(jax.random.key(8))).any()
+    assert len({tuple(sorted(row)) for row in np.asarray(choose(KEY)).tolist()}) > 10
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "random"])
+def test_kept_rewards_do_not_depend_on_the_order_of_rollouts(rule):
+    rewards, valid = mixed_groups()
+    order = np.random.default_rng(5).permutation(11)
+    kept = []
+    for r, v in ((rewards, valid), (rewards[:, order], valid[:, order])):
+        index = np.asarray(select(r, v, KEY, rule=rule, m=4, ties="index").index_PM)
+        kept.append(np.sort(np.where(index >= 0, np.take_along_axis(np.asarray(r), index.clip(0), axis=1), 99), axis=1))
+    np.testing.assert_array_equal(*kept)
+
+
+@pytest.mark.parametrize("rule", ["max_variance", "percentile", "max_reward"])
+def test_ties_by_index_do_not_look_at_the_key(rule):
+    rewards, valid = mixed_groups()
+    a, b = (select(rewards, valid, jax.random.key(seed), rule=rule, m=4, ties="index").index_PM for seed in (1, 2))
+    np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "all"])
+def test_equal_rewards_give_every_subset_alike(rule):
+    draws = 6000
+    index = select(jnp.ones((draws, 6)), jnp.ones((draws, 6), bool), KEY, rule=rule, m=2).index_PM
+    seen = np.bincount(np.sort(np.asarray(index), axis=1) @ [6, 1], minlength=36)
+    expected = draws / 15
+    assert np.count_nonzero(seen) == 15
+    assert ((seen[seen > 0] - expected) ** 2 / expected).sum() < 36.1  # 99.9 % of chi-square, 14 degrees of freedom
+
+
+def test_binary_rewards_give_every_correct_and_every_wrong_rollout_the_same_chance():
+    draws, rewards = 6000, jnp.array([0, 1, 0, 1, 1, 0, 0.0])
+    index = select(jnp.tile(rewards, (draws, 1)), jnp.ones((draws, 7), bool), KEY, rule="max_variance", m=4).index_PM
+    seen = np.bincount(np.asarray(index).ravel(), minlength=7)
+    for side, limit in ((rewards == 1, 13.8), (rewards == 0, 16.3)):  # 99.9 % of chi-square, 2 and 3 degrees of freedom
+        expected = 2 * draws / side.sum()
+        assert ((seen[side] - expected) ** 2 / expected).sum() < limit
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("m", [0, 4, -1])
+def test_impossible_m_is_refused_with_both_numbers(rule, m):
+    call = partial(RULES[rule], jnp.zeros(3), jnp.ones(3, bool), KEY, m=m)
+    if rule == "all":
+        assert call().shape == (3,)
+    else:
+        with pytest.raises(ValueError, match=rf"n=3 .*m={m}"):
+            call()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_unknown_ties_are_refused_with_the_valid_names(rule):
+    with pytest.raises(ValueError, match=r"'completion'.*random, index"):
+        RULES[rule](jnp.zeros(3), jnp.ones(3, bool), KEY, m=2, ties="completion")
+
+
+def test_unknown_rule_is_refused_with_the_valid_names():
+    with pytest.raises(ValueError, match=r"'max_varience'.*max_variance, random, percentile, max_reward, all"):
+        lookup_rule("max_varience")
+
+
+# The lifted form.
+
+
+def test_variances_are_those_of_numpy_even_far_from_zero():
+    rng = np.random.default_rng(2)
+    rewards = (1e4 + GRID * rng.integers(-3, 4, size=(5, 17))).astype(np.float32)
+    valid = rng.random((5, 17)) < 0.8
+    selected = select(jnp.asarray(rewards), jnp.asarray(valid), KEY, rule="max_variance", m=6)
+    exact = rewards.astype(np.float64)
+    np.testing.assert_allclose(selected.variance_all_P, [r[v].var() for r, v in zip(exact, valid, strict=True)], rtol=1e-5)
+    index = np.asarray(selected.index_PM)
+    np.testing.assert_allclose(selected.variance_kept_P, np.take_along_axis(exact, index, 1).var(1), rtol=1e-5)
+
+
+def test_variances_of_groups_without_eligible_rollouts_are_zero():
+    selected = select(jnp.full((2, 3), jnp.nan), jnp.ones((2, 3), bool), KEY, rule="max_variance", m=2)
+    np.testing.assert_array_equal(selected.variance_all_P, 0)
+    np.testing.assert_array_equal(selected.variance_kept_P, 0)
+
+
+def test_take_kept_follows_the_index_within_each_group():
+    tokens = jnp.arange(2 * 5 * 3).reshape(2, 5, 3)
+    kept = take_kept(tokens, jnp.array([[4, 0], [2, -1]]))
+    np.testing.assert_array_equal(kept[0], tokens[0, jnp.array([4, 0])])
+    np.testing.assert_array_equal(kept[1, 0], tokens[1, 2])
+    assert kept.shape == (2, 2, 3)
+
+
+def test_max_variance_compiles_without_gather_loop_or_quadratic_array():
+    n, m, groups = 97, 31, 3
+    rule = jax.vmap(partial(max_variance, m=m))
+    arguments = jnp.zeros((groups, n)), jnp.ones((groups, n), bool), jax.random.split(KEY, groups)
+    text = jax.jit(rule).lower(*arguments).as_text()
+    assert "stablehlo.sort" in text
+    assert text.count("stablehlo.sort") == 1
+    for operation in ("gather", "scatter", "dynamic_slice", "dot_general"):
+        assert f"stablehlo.{operation}" not in text
+    shapes = re.findall(r"tensor<((?:\d+x)+)[a-z]", text)
+    assert max(np.prod([int(size) for size in shape.split("x")[:-1]]) for shape in shapes) < 4 * groups * n
+
+
+def test_selecting_needs_no_communication_when_groups_are_sharded():
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    sharding = NamedSharding(mesh, PartitionSpec("data"))
+    rewards, valid = jax.random.normal(KEY, (16, 23)), jnp.ones((16, 23), bool)
+    run = jax.jit(partial(selection.select, rule="max_variance", m=7))
+    sharded = jax.device_put((rewards, valid), sharding)
+    text = str(run.lower(*sharded, KEY).compile().as_text())
+    assert "sort" in text
+    for operation in ("all-gather", "all-reduce", "all-to-all", "collective-permute"):
+        assert operation not in text
+    selected = run(*sharded, KEY)
+    assert selected.index_PM.sharding.is_equivalent_to(sharding, 2)
+    np.testing.assert_array_equal(selected.index_PM, run(rewards, valid, KEY).index_PM)
