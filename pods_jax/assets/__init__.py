@@ -1,0 +1,1 @@
+"""The bundled model: its files, and the scripts that made them."""

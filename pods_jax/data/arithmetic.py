@@ -1,0 +1,134 @@
+"""The bundled task "tally": evaluate a chain of operations from left to right, modulo 10.
+
+    prompt      +4*3+5-2*7+1=
+    completion  <think>+4=4*3=2+5=7-2=5*7=5+1=6</think><answer>556</answer>
+
+The total starts at 0 and there is no precedence. ``<think>`` echoes every operation with the running total after it;
+``<answer>`` holds the last three totals: three digits, so that a guess is right about once in a thousand. With six operations
+a prompt is 13 tokens and its completion 31, each without BOS or EOS.
+
+Whether an expression is held out is decided by its hash alone, so no seed and no size can bring a held-out problem into
+training. The module also writes the demonstrations, right or sloppy, from which the bundled model was warm-started.
+"""
+
+import hashlib
+
+import numpy as np
+
+from pods_jax.types import Problem
+
+OPERATIONS = 6
+"""Operations of a problem, the leading + included."""
+TIMES_SHARE = 0.2
+"""Probability that an operation after the first is a multiplication; the rest is shared by + and -."""
+ANSWER_DIGITS = 3
+"""How many of the last running totals the answer holds."""
+HELD_OUT_SHARE = 1 / 8
+"""Share of all expressions that is held out."""
+MAX_PROBLEMS = 1_000_000
+"""Most problems of one split; about 129 million expressions exist at the default length."""
+
+
+def generate(rng: np.random.Generator, *, operations: int = OPERATIONS, times_share: float = TIMES_SHARE) -> str:
+    """Draw one expression such as ``+4*3+5-2*7+1=``: digits 1 to 9, and a + in front.
+
+    Args:
+        rng: Source of randomness, advanced by the draw.
+        operations: Operations of the expression, at least ``ANSWER_DIGITS``.
+        times_share: Probability that an operation after the first is ``*``.
+    """
+    plain = (1 - times_share) / 2
+    signs = rng.choice(list("+-*"), size=operations, p=[plain, plain, times_share])
+    digits = rng.integers(1, 10, size=operations)
+    signs[0] = "+"  # a leading * or - would make the first total trivial or a special case
+    return "".join(f"{sign}{digit}" for sign, digit in zip(signs, digits, strict=True)) + "="
+
+
+def totals(expression: str) -> list[int]:
+    """Return the running totals of an expression, each modulo 10, one for every operation.
+
+    Raises:
+        ValueError: The expression is not of the form that ``generate`` writes.
+    """
+    return _run(_operations(expression))
+
+
+def gold(expression: str) -> str:
+    """Return the right answer: the last three running totals as three digits."""
+    return _answer(totals(expression))
+
+
+def demonstration(expression: str, *, slip: float, rng: np.random.Generator) -> str:
+    """Write a completion; a sloppy one computes a ``*`` as if it were a ``+``, and carries the wrong total on.
+
+    Args:
+        expression: What ``generate`` wrote.
+        slip: Probability of that slip, drawn for each ``*`` on its own; 0 demonstrates the right rule.
+        rng: Source of randomness, advanced once for every operation.
+
+    Returns:
+        The completion's text, without EOS.
+    """
+    written = _operations(expression)
+    slips = rng.random(len(written)) < slip
+    read = [("+" if sign == "*" and slipped else sign, digit) for (sign, digit), slipped in zip(written, slips, strict=True)]
+    running = _run(read)
+    steps = "".join(f"{sign}{digit}={total}" for (sign, digit), total in zip(written, running, strict=True))
+    return f"<think>{steps}</think><answer>{_answer(running)}</answer>"
+
+
+def is_held_out(expression: str) -> bool:
+    """Tell by a stable hash whether an expression belongs to the held-out split."""
+    digest = hashlib.sha256(expression.encode()).digest()
+    return int.from_bytes(digest[:8], "big") < HELD_OUT_SHARE * 2**64
+
+
+def load_problems(split: str, *, count: int, seed: int, path: str | None) -> list[Problem]:
+    """Generate distinct problems of one split, the same ones for the same seed.
+
+    Args:
+        split: ``"train"`` or ``"held_out"``.
+        count: How many; this task has no natural end, so 0 ("all") is refused.
+        seed: Seed of the expressions drawn.
+        path: Must be ``None``: the task has no file.
+
+    Raises:
+        ValueError: ``count`` is out of range, or ``path`` is given.
+    """
+    if path is not None:
+        raise ValueError(f"data.path={path!r}: the arithmetic task generates its problems and reads no file")
+    if not 1 <= count <= MAX_PROBLEMS:
+        raise ValueError(f"{count} {split} problems asked of the arithmetic task; it generates 1 to {MAX_PROBLEMS}")
+    held_out = split == "held_out"
+    rng = np.random.default_rng([seed, int(held_out)])
+    expressions: dict[str, None] = {}  # a dict keeps the order drawn
+    while len(expressions) < count:
+        expression = generate(rng)
+        if is_held_out(expression) == held_out:
+            expressions[expression] = None
+    return [_problem(f"arithmetic/{split}/{index}", expression) for index, expression in enumerate(expressions)]
+
+
+def _problem(problem_id: str, expression: str) -> Problem:
+    return Problem(problem_id, ({"role": "user", "content": expression},), gold(expression), "arithmetic")
+
+
+def _operations(expression: str) -> list[tuple[str, int]]:
+    body = expression.removesuffix("=")
+    signs, digits = body[::2], body[1::2]
+    well_formed = expression.endswith("=") and len(signs) == len(digits) >= ANSWER_DIGITS
+    if not (well_formed and set(signs) <= set("+-*") and set(digits) <= set("0123456789")):
+        raise ValueError(f"{expression!r} is not a tally expression such as '+4*3+5-2*7+1='")
+    return [(sign, int(digit)) for sign, digit in zip(signs, digits, strict=True)]
+
+
+def _run(operations: list[tuple[str, int]]) -> list[int]:
+    total, running = 0, []
+    for sign, digit in operations:
+        total = {"+": total + digit, "-": total - digit, "*": total * digit}[sign] % 10
+        running.append(total)
+    return running
+
+
+def _answer(running: list[int]) -> str:
+    return "".join(str(total) for total in running[-ANSWER_DIGITS:])

@@ -1,0 +1,156 @@
+"""From problems to prompt tokens: tokenizer, chat template, exactly one BOS, length limit, padding.
+
+The data layer's second stage, between tasks.py and loader.py. The chat template is applied here, once for the whole run;
+completions are never tokenised again from text.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+import numpy as np
+from jaxtyping import Int32
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from pods_jax.types import Problem, Prompt
+
+
+@dataclass(frozen=True)
+class PromptReport:
+    """What became of the problems: how many prompts were kept, how many dropped as over-long, the longest kept in tokens."""
+
+    kept: int
+    dropped: int
+    longest: int
+
+
+def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a Hugging Face folder, from local files and without running code from it.
+
+    Raises:
+        ValueError: The folder is missing, or holds no tokenizer that transformers can read.
+    """
+    if not Path(path).is_dir():
+        raise ValueError(f"model.path={str(path)!r} is not a folder")
+    try:
+        return AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"model.path={str(path)!r} holds no readable tokenizer: {error}") from error
+
+
+def eos_ids(tokenizer: PreTrainedTokenizerBase, path: str | Path) -> tuple[int, ...]:
+    """Return every token id that ends a completion, in ascending order.
+
+    The union of the tokenizer's EOS and of ``eos_token_id`` (one id or several) in ``generation_config.json``; a folder without
+    that file is asked for ``config.json``'s, as transformers does.
+
+    Raises:
+        ValueError: No EOS id is known, or one is not a non-negative integer.
+    """
+    ids = {tokenizer.eos_token_id} if isinstance(tokenizer.eos_token_id, int) else set()
+    for file in (Path(path) / "generation_config.json", Path(path) / "config.json"):
+        if file.is_file():
+            found = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+            ids |= set(_id_list(found, file))
+            break
+    if not ids:
+        raise ValueError(f"model.path={str(path)!r}: neither tokenizer nor generation_config.json names an EOS token")
+    return tuple(sorted(ids))
+
+
+def build_prompts(
+    problems: Sequence[Problem],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_length: int,
+    over_long: Literal["drop", "error"],
+    system_prompt: str | None,
+) -> tuple[list[Prompt], PromptReport]:
+    """Turn problems into prompts: chat template with the generation prompt, exactly one BOS where the model uses one.
+
+    A tokenizer without a chat template (a base model) gets the plain-text form: the contents of the messages, a blank line
+    between them. A model uses a BOS when its template writes it in front or its tokenizer puts it before every text; whichever
+    does, or both, the prompt starts with one.
+
+    Args:
+        problems: What ``load_task`` returned.
+        tokenizer: What ``load_tokenizer`` returned.
+        max_length: Longest prompt in tokens, BOS included.
+        over_long: Drop longer prompts and count them, or refuse the first. Prompts are never truncated.
+        system_prompt: Put before every problem; ``None`` or empty puts none.
+
+    Returns:
+        The prompts, in the problems' order, and the count of what was kept and dropped.
+
+    Raises:
+        ValueError: An over-long prompt when ``over_long`` is ``"error"``, an empty prompt, or no prompt left.
+    """
+    head = [{"role": "system", "content": system_prompt}] if system_prompt else []
+    kept: list[Prompt] = []
+    for problem, tokens in zip(problems, _tokenise([head + list(p.messages) for p in problems], tokenizer), strict=True):
+        if not tokens:
+            raise ValueError(f"the prompt of problem {problem.id} has no token")
+        if len(tokens) <= max_length:
+            kept.append(Prompt(problem, tuple(tokens)))
+        elif over_long == "error":
+            raise ValueError(
+                f"the prompt of problem {problem.id} has {len(tokens)} tokens; the limit is data.max_prompt_length={max_length}"
+            )
+    if not kept:
+        raise ValueError(f"none of {len(problems)} prompts is within data.max_prompt_length={max_length} tokens")
+    longest = max(len(prompt.tokens) for prompt in kept)
+    return kept, PromptReport(kept=len(kept), dropped=len(problems) - len(kept), longest=longest)
+
+
+def pad_prompts(prompts: Sequence[Prompt], *, multiple: int) -> tuple[Int32[np.ndarray, "P L"], Int32[np.ndarray, "P"]]:
+    """Pad prompts on the right to a common length.
+
+    Args:
+        prompts: P prompts, at least one.
+        multiple: L is the longest prompt's length rounded up to a multiple of this, so that few shapes are ever compiled.
+
+    Returns:
+        Tokens, int32, 0 beyond each prompt's end (every mask comes from the lengths), and the lengths, int32.
+
+    Raises:
+        ValueError: No prompt, or ``multiple`` below 1.
+    """
+    if not prompts or multiple < 1:
+        raise ValueError(f"cannot pad {len(prompts)} prompts to a multiple of {multiple}; both must be at least 1")
+    length_P = np.array([len(prompt.tokens) for prompt in prompts], np.int32)
+    padded = -(-int(length_P.max()) // multiple) * multiple
+    tokens_PL = np.zeros((len(prompts), padded), np.int32)
+    for row, prompt in enumerate(prompts):
+        tokens_PL[row, : len(prompt.tokens)] = prompt.tokens
+    return tokens_PL, length_P
+
+
+def _tokenise(conversations: list[list[dict[str, str]]], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    if not conversations:
+        return []
+    if tokenizer.chat_template is None:
+        texts = ["\n\n".join(message["content"] for message in messages) for messages in conversations]
+    else:
+        texts = cast(list[str], tokenizer.apply_chat_template(conversations, add_generation_prompt=True, tokenize=False))
+    tokenised: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    bos = tokenizer.bos_token_id
+    if not isinstance(bos, int):
+        return tokenised
+    adds_bos = tokenizer("0")["input_ids"][0] == bos
+    return [_one_bos(tokens, bos, adds_bos) for tokens in tokenised]
+
+
+def _one_bos(tokens: list[int], bos: int, adds_bos: bool) -> list[int]:
+    # Only the front is looked at: some models use their BOS token again to open every later turn.
+    doubled = next((i for i, token in enumerate(tokens) if token != bos), len(tokens))
+    return [bos] * (adds_bos or doubled > 0) + tokens[doubled:]
+
+
+def _id_list(found: object, file: Path) -> list[int]:
+    listed = found if isinstance(found, list) else [] if found is None else [found]
+    ids = [token for token in listed if type(token) is int and token >= 0]
+    if len(ids) < len(listed):
+        raise ValueError(f"{file.name} has eos_token_id={found!r}; expected a non-negative integer or a list of them")
+    return ids

@@ -1,0 +1,119 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pods_jax.data.arithmetic import (
+    HELD_OUT_SHARE,
+    MAX_PROBLEMS,
+    demonstration,
+    generate,
+    gold,
+    is_held_out,
+    load_problems,
+    totals,
+)
+
+EXAMPLE = "+4*3+5-2*7+1="
+FROZEN = ["+9*1-5+8+2*8=", "+1-2-9-7+8+2=", "+2+5*9+8+7*6=", "+2-1*5+2+3+9="]
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+def question(problem):
+    return problem.messages[0]["content"]
+
+
+def test_hand_worked_example():
+    assert totals(EXAMPLE) == [4, 2, 7, 5, 5, 6]
+    assert gold(EXAMPLE) == "556"
+    assert demonstration(EXAMPLE, slip=0, rng=rng()) == "<think>+4=4*3=2+5=7-2=5*7=5+1=6</think><answer>556</answer>"
+
+
+def test_a_slip_adds_where_it_should_multiply_and_carries_the_wrong_total_on():
+    assert demonstration(EXAMPLE, slip=1, rng=rng()) == "<think>+4=4*3=7+5=2-2=0*7=7+1=8</think><answer>078</answer>"
+
+
+def test_totals_below_zero_wrap_to_a_digit():
+    assert totals("+1-2-9=") == [1, 9, 0]
+
+
+@pytest.mark.parametrize("text", ["", "=", "+4*3=", "+4*3+5", "4*3+5=", "+4*3+=", "+4/3+5=", "+4*²+5="])
+def test_malformed_expressions_are_refused(text):
+    with pytest.raises(ValueError, match="tally expression"):
+        totals(text)
+
+
+@given(seed=st.integers(0, 2**32), operations=st.integers(3, 9))
+def test_expressions_and_right_demonstrations_agree_with_an_independent_evaluation(seed, operations):
+    expression = generate(rng(seed), operations=operations)
+    value, expected = 0, []
+    for sign, digit in zip(expression[:-1:2], expression[1::2], strict=True):
+        value = value + int(digit) if sign == "+" else value - int(digit) if sign == "-" else value * int(digit)
+        expected.append(value % 10)
+    assert expression[0] == "+"
+    assert "0" not in expression
+    assert totals(expression) == expected
+    assert gold(expression) == "".join(map(str, expected[-3:]))
+    assert demonstration(expression, slip=0, rng=rng(seed)).endswith(f"</think><answer>{gold(expression)}</answer>")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.6])
+def test_share_of_multiplications_is_what_was_asked(share):
+    source = rng()
+    signs = [sign for _ in range(400) for sign in generate(source, times_share=share)[2:-1:2]]
+    error = 5 * np.sqrt(share * (1 - share) / len(signs))
+    assert signs.count("*") / len(signs) == pytest.approx(share, abs=error)
+
+
+def test_slips_happen_with_the_probability_asked():
+    source = rng()
+    slipped = ["2*3=5" in demonstration("+2*3+1=", slip=0.3, rng=source).replace("+2=2*", "2*") for _ in range(2000)]
+    assert np.mean(slipped) == pytest.approx(0.3, abs=5 * np.sqrt(0.3 * 0.7 / 2000))
+
+
+@given(seed=st.integers(0, 2**32), count=st.integers(1, 50), other=st.integers(0, 2**32))
+def test_a_held_out_problem_is_never_generated_for_training(seed, count, other):
+    train = {question(p) for p in load_problems("train", count=count, seed=seed, path=None)}
+    held_out = {question(p) for p in load_problems("held_out", count=count, seed=other, path=None)}
+    assert not any(map(is_held_out, train))
+    assert all(map(is_held_out, held_out))
+    assert len(train) == len(held_out) == count
+
+
+def test_the_partition_does_not_change_between_versions():
+    # Frozen: moving it would put problems that an older model was trained on among the held-out ones.
+    assert [expression for expression in FROZEN if is_held_out(expression)] == FROZEN[-2:]
+
+
+def test_the_held_out_share_is_what_is_documented():
+    source = rng()
+    drawn = [is_held_out(generate(source)) for _ in range(4000)]
+    assert np.mean(drawn) == pytest.approx(HELD_OUT_SHARE, abs=5 * np.sqrt(HELD_OUT_SHARE * (1 - HELD_OUT_SHARE) / 4000))
+
+
+def test_problems_are_distinct_the_same_for_a_seed_and_others_for_another():
+    first = load_problems("train", count=300, seed=1, path=None)
+    assert first == load_problems("train", count=300, seed=1, path=None)
+    assert first[:100] == load_problems("train", count=100, seed=1, path=None)
+    assert len({question(p) for p in first}) == len({p.id for p in first}) == 300
+    assert {question(p) for p in first} != {question(p) for p in load_problems("train", count=300, seed=2, path=None)}
+    assert all(p.answer == gold(question(p)) for p in first)
+
+
+def test_no_answer_is_a_good_guess():
+    answers = [p.answer for p in load_problems("train", count=3000, seed=0, path=None)]
+    assert max(answers.count(answer) for answer in set(answers)) / len(answers) < 0.01
+
+
+@pytest.mark.parametrize("count", [0, -1, MAX_PROBLEMS + 1])
+def test_impossible_counts_are_refused(count):
+    with pytest.raises(ValueError, match=f"{count} train problems .* 1 to {MAX_PROBLEMS}"):
+        load_problems("train", count=count, seed=0, path=None)
+
+
+def test_a_path_is_refused():
+    with pytest.raises(ValueError, match=r"data\.path='somewhere'"):
+        load_problems("train", count=1, seed=0, path="somewhere")
