@@ -1,0 +1,210 @@
+"""Attention over a shared prompt: the prompt's keys and values exist once per group.
+
+Three places attend: the prompt to itself, a group's completions to the prompt and to themselves (the update), and one new
+token per rollout (decoding). Each softmax runs over prompt and own part together, so the result equals plain attention over
+the concatenated sequence. Decoding has one form per backend (`DECODE_FORMS`): the cache layout and the way of multiplying
+are what a CPU and a TPU disagree about. All scores are float32.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pods_jax.sharding import constrain
+
+Cache = tuple[Array, Array]  # keys and values of one layer
+
+# Finite, so that a row without any visible key gives garbage that is masked later, and never NaN.
+HIDDEN = -1e30
+
+
+def _grouped(q: Float[Array, "... Q H"], kv_heads: int) -> Float[Array, "... K G H"]:
+    """Splits query heads by the key-value head they read, scaled by ``1/sqrt(H)``."""
+    *lead, q_heads, head = q.shape
+    return (q * (head**-0.5)).astype(q.dtype).reshape(*lead, kv_heads, q_heads // kv_heads, head)
+
+
+def _einsum(expression: str, a: Array, b: Array) -> Array:
+    return jnp.einsum(expression, a, b, preferred_element_type=jnp.float32)
+
+
+def prompt_attention(
+    q_PLQH: Float[Array, "P L Q H"], k_PLKH: Float[Array, "P L K H"], v_PLKH: Float[Array, "P L K H"]
+) -> Float[Array, "P L Q H"]:
+    """Causal attention of each prompt to itself.
+
+    Padding lies to the right, so causality alone hides it from every valid query.
+    """
+    length = q_PLQH.shape[1]
+    q = _grouped(q_PLQH, k_PLKH.shape[2])
+    scores = _einsum("plkgh,pskh->pkgls", q, k_PLKH)
+    visible = jnp.tril(jnp.ones((length, length), bool))[None, None, None]
+    weights = jax.nn.softmax(jnp.where(visible, scores, HIDDEN), axis=-1).astype(v_PLKH.dtype)
+    return _einsum("pkgls,pskh->plkgh", weights, v_PLKH).reshape(q_PLQH.shape).astype(q_PLQH.dtype)
+
+
+def completion_attention(
+    q_PMCQH: Float[Array, "P M C Q H"],
+    k_PMCKH: Float[Array, "P M C K H"],
+    v_PMCKH: Float[Array, "P M C K H"],
+    prompt_k_PLKH: Float[Array, "P L K H"],
+    prompt_v_PLKH: Float[Array, "P L K H"],
+    prompt_length_P: Int[Array, "P"],
+) -> Float[Array, "P M C Q H"]:
+    """Attention of completion tokens to their group's prompt and, causally, to their own completion; one softmax over both."""
+    steps, prompt_steps = q_PMCQH.shape[2], prompt_k_PLKH.shape[1]
+    q = _grouped(q_PMCQH, k_PMCKH.shape[3])
+    on_prompt = _einsum("pmckgh,pskh->pmkgcs", q, prompt_k_PLKH)
+    on_own = _einsum("pmckgh,pmskh->pmkgcs", q, k_PMCKH)
+    in_prompt = jnp.arange(prompt_steps)[None, :] < prompt_length_P[:, None]
+    on_prompt = jnp.where(in_prompt[:, None, None, None, None, :], on_prompt, HIDDEN)
+    causal = jnp.tril(jnp.ones((steps, steps), bool))
+    on_own = jnp.where(causal[None, None, None, None], on_own, HIDDEN)
+    weights = jax.nn.softmax(jnp.concatenate([on_prompt, on_own], axis=-1), axis=-1).astype(v_PMCKH.dtype)
+    out = _einsum("pmkgcs,pskh->pmckgh", weights[..., :prompt_steps], prompt_v_PLKH)
+    out = out + _einsum("pmkgcs,pmskh->pmckgh", weights[..., prompt_steps:], v_PMCKH)
+    return out.reshape(q_PMCQH.shape).astype(q_PMCQH.dtype)
+
+
+@dataclass(frozen=True)
+class DecodeForm:
+    """How one backend lays out the caches of one layer, and attends with one new token per rollout.
+
+    The caches are read-only while a token passes through the layers; its keys and values are written afterwards (`write`),
+    so that no layer has to wait for an updated copy of its cache.
+
+    Attributes:
+        prompt_cache: ``(k_PLKH, v_PLKH) -> prompt cache``.
+        empty_cache: ``(prompts, rollouts, capacity, kv_heads, head_size, dtype) -> own cache``.
+        attend: ``(q_PNQH, k_PNKH, v_PNKH, prompt cache, prompt_length_P, own cache, filled) -> out_PNQH``: over the prompt,
+            the first ``filled`` own tokens and the token itself.
+        write: ``(own cache, k_PNKH, v_PNKH, slot) -> own cache``.
+        grow: ``(own cache, capacity) -> own cache`` with room for more tokens.
+    """
+
+    prompt_cache: Callable[..., Any]
+    empty_cache: Callable[..., Any]
+    attend: Callable[..., Array]
+    write: Callable[..., Any]
+    grow: Callable[[Any, int], Any]
+
+
+def _merge(
+    on_prompt: Float[Array, "P N K G L"], on_own: Float[Array, "P N K G S"], on_self: Float[Array, "P N K G"]
+) -> tuple[Array, Array, Array]:
+    """Softmax over three parts of one row of scores, each part returned apart."""
+    peak = jnp.maximum(jnp.maximum(on_prompt.max(axis=-1), on_own.max(axis=-1)), on_self)
+    e_prompt, e_own, e_self = (
+        jnp.exp(on_prompt - peak[..., None]),
+        jnp.exp(on_own - peak[..., None]),
+        jnp.exp(on_self - peak),
+    )
+    scale = 1.0 / (e_prompt.sum(axis=-1) + e_own.sum(axis=-1) + e_self)
+    return e_prompt * scale[..., None], e_own * scale[..., None], e_self * scale
+
+
+# --- matrix units (TPU, GPU): batched dots over [P, N, S, K, H] --------------------------------------------------------------
+
+
+def _dots_empty(prompts: int, rollouts: int, capacity: int, kv_heads: int, head: int, dtype: Any) -> Cache:
+    empty = jnp.zeros((prompts, rollouts, capacity, kv_heads, head), dtype)
+    empty = constrain(empty, ("prompts", "rollouts", "tokens", "kv_heads", "head"))
+    return empty, empty
+
+
+def _dots_attend(
+    q_PNQH: Array,
+    k_PNKH: Array,
+    v_PNKH: Array,
+    prompt: tuple[Array, Array],
+    length_P: Array,
+    own: Cache,
+    filled: Array,
+) -> Array:
+    q = _grouped(q_PNQH, k_PNKH.shape[2])
+    on_prompt = _einsum("pnkgh,pskh->pnkgs", q, prompt[0])
+    on_own = _einsum("pnkgh,pnskh->pnkgs", q, own[0])
+    on_self = _einsum("pnkgh,pnkh->pnkg", q, k_PNKH)
+    in_prompt = jnp.arange(on_prompt.shape[-1])[None, :] < length_P[:, None]
+    on_prompt = jnp.where(in_prompt[:, None, None, None, :], on_prompt, HIDDEN)
+    on_own = jnp.where((jnp.arange(on_own.shape[-1]) < filled)[None, None, None, None, :], on_own, HIDDEN)
+    w_prompt, w_own, w_self = _merge(on_prompt, on_own, on_self)
+    out = _einsum("pnkgs,pskh->pnkgh", w_prompt.astype(v_PNKH.dtype), prompt[1])
+    out = out + _einsum("pnkgs,pnskh->pnkgh", w_own.astype(v_PNKH.dtype), own[1])
+    out = out + w_self[..., None] * v_PNKH[:, :, :, None, :].astype(jnp.float32)
+    return out.reshape(q_PNQH.shape).astype(q_PNQH.dtype)
+
+
+def _dots_write(own: Cache, k_PNKH: Array, v_PNKH: Array, slot: Array) -> tuple[Array, Array]:
+    return tuple(
+        jax.lax.dynamic_update_slice_in_dim(cache, new[:, :, None].astype(cache.dtype), slot, axis=2)
+        for cache, new in zip(own, (k_PNKH, v_PNKH), strict=True)
+    )  # type: ignore[return-value]
+
+
+def _dots_grow(own: Cache, capacity: int) -> tuple[Array, Array]:
+    room = capacity - own[0].shape[2]
+    return tuple(jnp.pad(cache, ((0, 0), (0, 0), (0, room), (0, 0), (0, 0))) for cache in own)  # type: ignore[return-value]
+
+
+# --- CPU: multiply and reduce over [P, N, K, S, H]; a batched dot of one query row would cost a copy of the cache -------------
+
+
+def _rows_empty(prompts: int, rollouts: int, capacity: int, kv_heads: int, head: int, dtype: Any) -> Cache:
+    empty = jnp.zeros((prompts, rollouts, kv_heads, capacity, head), dtype)
+    empty = constrain(empty, ("prompts", "rollouts", "kv_heads", "tokens", "head"))
+    return empty, empty
+
+
+def _rows_prompt(k_PLKH: Array, v_PLKH: Array) -> tuple[Array, Array]:
+    return jnp.einsum("plkh->pkhl", k_PLKH), jnp.einsum("plkh->pklh", v_PLKH)
+
+
+def _rows_attend(
+    q_PNQH: Array,
+    k_PNKH: Array,
+    v_PNKH: Array,
+    prompt: tuple[Array, Array],
+    length_P: Array,
+    own: Cache,
+    filled: Array,
+) -> Array:
+    q = _grouped(q_PNQH, k_PNKH.shape[2])
+    on_prompt = _einsum("pnkgh,pkhs->pnkgs", q, prompt[0])
+    on_own = jnp.sum((q[:, :, :, :, None] * own[0][:, :, :, None]).astype(jnp.float32), axis=-1)
+    on_self = jnp.sum((q * k_PNKH[:, :, :, None]).astype(jnp.float32), axis=-1)
+    in_prompt = jnp.arange(on_prompt.shape[-1])[None, :] < length_P[:, None]
+    on_prompt = jnp.where(in_prompt[:, None, None, None, :], on_prompt, HIDDEN)
+    on_own = jnp.where((jnp.arange(on_own.shape[-1]) < filled)[None, None, None, None, :], on_own, HIDDEN)
+    w_prompt, w_own, w_self = _merge(on_prompt, on_own, on_self)
+    out = _einsum("pnkgs,pksh->pnkgh", w_prompt.astype(v_PNKH.dtype), prompt[1])
+    out = out + jnp.sum(w_own[..., None] * own[1][:, :, :, None].astype(jnp.float32), axis=-2)
+    out = out + w_self[..., None] * v_PNKH[:, :, :, None, :].astype(jnp.float32)
+    return out.reshape(q_PNQH.shape).astype(q_PNQH.dtype)
+
+
+def _rows_write(own: Cache, k_PNKH: Array, v_PNKH: Array, slot: Array) -> tuple[Array, Array]:
+    return tuple(
+        jax.lax.dynamic_update_slice_in_dim(cache, new[:, :, :, None].astype(cache.dtype), slot, axis=3)
+        for cache, new in zip(own, (k_PNKH, v_PNKH), strict=True)
+    )  # type: ignore[return-value]
+
+
+def _rows_grow(own: Cache, capacity: int) -> tuple[Array, Array]:
+    room = capacity - own[0].shape[3]
+    return tuple(jnp.pad(cache, ((0, 0), (0, 0), (0, 0), (0, room), (0, 0))) for cache in own)  # type: ignore[return-value]
+
+
+DECODE_FORMS: dict[str, DecodeForm] = {
+    "dots": DecodeForm(lambda k, v: (k, v), _dots_empty, _dots_attend, _dots_write, _dots_grow),
+    "rows": DecodeForm(_rows_prompt, _rows_empty, _rows_attend, _rows_write, _rows_grow),
+}
+
+
+def decode_form(platform: str) -> str:
+    """Name of the form that suits a backend: ``rows`` on a CPU, ``dots`` elsewhere."""
+    return "rows" if platform == "cpu" else "dots"

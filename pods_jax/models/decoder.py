@@ -1,0 +1,290 @@
+"""The decoder: one set of parameters, four ways through it.
+
+``__call__`` is the plain forward over whole sequences and the reference for the others; ``prefill`` and ``decode`` generate;
+``group_hidden`` is the update's forward, with each prompt once per group. Parameters of all layers are stacked on a leading
+axis; the layer loop is a scan (fast to compile) or unrolled (fast to run on a CPU).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from pods_jax.models import attention
+from pods_jax.models.layers import gated_mlp, rms_norm, rotary_tables, rotate
+from pods_jax.models.spec import DecoderSpec
+from pods_jax.sharding import constrain
+
+Weights = dict[str, Array]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DecodeWeights:
+    """Layer weights and output head in the form that the token loop reads."""
+
+    layers: Any
+    head_DV: Float[Array, "D V"]
+
+
+def _normal(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...], dtype: DTypeLike) -> nnx.Param:
+    return nnx.Param(0.02 * jax.random.normal(rngs.params(), shape, dtype), axes=axes)
+
+
+def _constant(value: float, shape: tuple[int, ...], axes: tuple[str, ...], dtype: DTypeLike) -> nnx.Param:
+    return nnx.Param(jnp.full(shape, value, dtype), axes=axes)
+
+
+class DecoderLayers(nnx.Module):
+    """Parameters of all layers, stacked on a leading axis."""
+
+    def __init__(self, spec: DecoderSpec, *, rngs: nnx.Rngs, dtype: DTypeLike):
+        layers, width, q_heads, kv_heads, head, ff = (
+            spec.layers,
+            spec.width,
+            spec.q_heads,
+            spec.kv_heads,
+            spec.head_size,
+            spec.feed_forward,
+        )
+        self.input_norm = _constant(1.0, (layers, width), ("layers", "norm"), dtype)
+        self.q = _normal(rngs, (layers, width, q_heads, head), ("layers", "embed", "q_heads", "head"), dtype)
+        self.k = _normal(rngs, (layers, width, kv_heads, head), ("layers", "embed", "kv_heads", "head"), dtype)
+        self.v = _normal(rngs, (layers, width, kv_heads, head), ("layers", "embed", "kv_heads", "head"), dtype)
+        self.o = _normal(rngs, (layers, q_heads, head, width), ("layers", "q_heads", "head", "embed"), dtype)
+        if spec.qkv_bias:
+            self.q_bias = _constant(0.0, (layers, q_heads, head), ("layers", "q_heads", "head"), dtype)
+            self.k_bias = _constant(0.0, (layers, kv_heads, head), ("layers", "kv_heads", "head"), dtype)
+            self.v_bias = _constant(0.0, (layers, kv_heads, head), ("layers", "kv_heads", "head"), dtype)
+        if spec.qk_norm:
+            self.q_norm = _constant(1.0, (layers, head), ("layers", "norm"), dtype)
+            self.k_norm = _constant(1.0, (layers, head), ("layers", "norm"), dtype)
+        self.post_norm = _constant(1.0, (layers, width), ("layers", "norm"), dtype)
+        self.gate = _normal(rngs, (layers, width, ff), ("layers", "embed", "mlp"), dtype)
+        self.up = _normal(rngs, (layers, width, ff), ("layers", "embed", "mlp"), dtype)
+        self.down = _normal(rngs, (layers, ff, width), ("layers", "mlp", "embed"), dtype)
+
+
+class Decoder(nnx.Module):
+    """A decoder-only transformer of any shape in ``DecoderSpec``.
+
+    Args:
+        spec: The shape.
+        rngs: Source of the initial parameters (normal, standard deviation 0.02).
+        param_dtype: Dtype in which parameters are stored.
+        compute_dtype: Dtype of activations and matrix products; logits are float32.
+        unroll: Unroll the layer loop instead of scanning it.
+        remat: Recompute each layer's activations in the backward pass.
+        form: Entry of ``attention.DECODE_FORMS``.
+    """
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        *,
+        rngs: nnx.Rngs,
+        param_dtype: DTypeLike = jnp.float32,
+        compute_dtype: DTypeLike = jnp.float32,
+        unroll: bool = False,
+        remat: bool = False,
+        form: str = "dots",
+    ):
+        self.spec = spec
+        self.compute_dtype = jnp.dtype(compute_dtype)
+        self.unroll = unroll
+        self.remat = remat
+        self.form = form
+        self.embed = _normal(rngs, (spec.vocab_size, spec.width), ("vocab", "embed"), param_dtype)
+        self.layers = DecoderLayers(spec, rngs=rngs, dtype=param_dtype)
+        self.final_norm = _constant(1.0, (spec.width,), ("norm",), param_dtype)
+        if not spec.tied:
+            self.head = _normal(rngs, (spec.width, spec.vocab_size), ("embed", "vocab"), param_dtype)
+
+    # --- the plain forward ---------------------------------------------------------------------------------------------------
+
+    def __call__(self, tokens_PL: Int[Array, "P L"]) -> Float[Array, "P L V"]:
+        """Logits at every position of whole right-padded sequences."""
+        hidden_PLD, _ = self.prefill(tokens_PL)
+        return self.logits(hidden_PLD)
+
+    # --- generating ----------------------------------------------------------------------------------------------------------
+
+    def prefill(self, tokens_PL: Int[Array, "P L"]) -> tuple[Float[Array, "P L D"], Any]:
+        """Final hidden states of right-padded prompts, and every layer's prompt cache."""
+        tables = rotary_tables(jnp.arange(tokens_PL.shape[1])[None], self.spec)
+        prompt_cache = attention.DECODE_FORMS[self.form].prompt_cache
+
+        def layer(x, w, _):
+            q, k, v = self._project(w, x, tables)
+            x = self._close(w, x, attention.prompt_attention(q, k, v))
+            return constrain(x, ("prompts", "tokens", "width")), prompt_cache(k, v)
+
+        x, cache = self._through_layers(layer, self._embed(tokens_PL), self._cast_layers())
+        return self._final(x), cache
+
+    def decode_weights(self) -> DecodeWeights:
+        """What ``decode`` reads at every token: cast, cut into layers and transposed once, outside the token loop."""
+        return DecodeWeights(self._cast_layers(), self.head_DV())
+
+    def decode(
+        self,
+        weights: DecodeWeights,
+        token_PN: Int[Array, "P N"],
+        prompt_length_P: Int[Array, "P"],
+        prompt_cache: Any,
+        cache: Any,
+        filled: Int[Array, ""],
+    ) -> tuple[Float[Array, "P N V"], Any]:
+        """One token of every rollout through all layers.
+
+        Args:
+            weights: From ``decode_weights``.
+            token_PN: The token that stands at completion position ``filled``.
+            prompt_length_P: Prompt lengths.
+            prompt_cache: From ``prefill``.
+            cache: Own keys and values, of which the first ``filled`` tokens are set.
+            filled: Number of completion tokens before this one.
+
+        Returns:
+            Float32 logits of the next token, and the cache with this token's keys and values in slot ``filled``.
+        """
+        form = attention.DECODE_FORMS[self.form]
+        tables = rotary_tables((prompt_length_P + filled)[:, None], self.spec)
+
+        def layer(x, w, caches):
+            prompt, own = caches
+            q, k, v = self._project(w, x, tables)
+            out = form.attend(q, k, v, prompt, prompt_length_P, own, filled)
+            return constrain(self._close(w, x, out), ("prompts", "rollouts", "width")), (k, v)
+
+        x, new = self._through_layers(layer, self._embed(token_PN), weights.layers, (prompt_cache, cache))
+        if self.unroll:
+            cache = tuple(form.write(own, k, v, filled) for own, (k, v) in zip(cache, new, strict=True))
+        else:
+            cache = jax.vmap(form.write, in_axes=(0, 0, 0, None))(cache, *new, filled)
+        return _logits(self._final(x), weights.head_DV), cache
+
+    def empty_cache(self, prompts: int, rollouts: int, capacity: int) -> Any:
+        """Own caches of all layers with room for ``capacity`` tokens of each rollout."""
+        spec = self.spec
+        empty = attention.DECODE_FORMS[self.form].empty_cache
+
+        def one(_):
+            return empty(prompts, rollouts, capacity, spec.kv_heads, spec.head_size, self.compute_dtype)
+
+        return tuple(one(i) for i in range(spec.layers)) if self.unroll else jax.vmap(one)(jnp.arange(spec.layers))
+
+    def grow_cache(self, cache: Any, capacity: int) -> Any:
+        """The same caches with room for ``capacity`` tokens."""
+        grow = attention.DECODE_FORMS[self.form].grow
+        if self.unroll:
+            return tuple(grow(own, capacity) for own in cache)
+        return jax.vmap(lambda own: grow(own, capacity))(cache)
+
+    # --- the update's forward ------------------------------------------------------------------------------------------------
+
+    def group_hidden(
+        self,
+        prompt_PL: Int[Array, "P L"],
+        prompt_length_P: Int[Array, "P"],
+        tokens_PMC: Int[Array, "P M C"],
+    ) -> Float[Array, "P M C D"]:
+        """Hidden states that predict each completion token, with every prompt computed once per group.
+
+        All tokens of a group lie in one row ``[prompt | completion 1 | ... | completion M]`` for the token-wise parts, so a
+        group costs ``L + M*C`` tokens. The state for completion token 0 is the prompt's last, for token t that of token t-1.
+        """
+        prompts, kept, steps = tokens_PMC.shape
+        length = prompt_PL.shape[1]
+        tokens_PT = jnp.concatenate([prompt_PL, tokens_PMC.reshape(prompts, kept * steps)], axis=1)
+        own_positions = jnp.tile(jnp.arange(steps), kept)[None] + prompt_length_P[:, None]
+        prompt_positions = jnp.broadcast_to(jnp.arange(length)[None], prompt_PL.shape)
+        tables = rotary_tables(jnp.concatenate([prompt_positions, own_positions], axis=1), self.spec)
+
+        def layer(x, w, _):
+            q, k, v = self._project(w, x, tables)
+            (q_own, k_own, v_own) = (a[:, length:].reshape(prompts, kept, steps, *a.shape[2:]) for a in (q, k, v))
+            q, k, v = q[:, :length], k[:, :length], v[:, :length]
+            on_prompt = attention.prompt_attention(q, k, v)
+            on_own = attention.completion_attention(q_own, k_own, v_own, k, v, prompt_length_P)
+            out = jnp.concatenate([on_prompt, on_own.reshape(prompts, kept * steps, *on_own.shape[3:])], axis=1)
+            return constrain(self._close(w, x, out), ("prompts", "tokens", "width")), None
+
+        x, _ = self._through_layers(layer, self._embed(tokens_PT), self._cast_layers())
+        last_P1D = jnp.take_along_axis(x[:, :length], (prompt_length_P - 1)[:, None, None], axis=1)
+        own_PMCD = x[:, length:].reshape(prompts, kept, steps, -1)
+        first_PM1D = jnp.broadcast_to(last_P1D[:, None], (prompts, kept, 1, x.shape[-1]))
+        return self._final(jnp.concatenate([first_PM1D, own_PMCD[:, :, :-1]], axis=2))
+
+    # --- pieces --------------------------------------------------------------------------------------------------------------
+
+    def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
+        """Float32 logits of final hidden states."""
+        return _logits(hidden, self.head_DV())
+
+    def head_DV(self) -> Float[Array, "D V"]:
+        """The output head in the compute dtype; the embedding's transpose when tied."""
+        head = jnp.einsum("vd->dv", self.embed.get_value()) if self.spec.tied else self.head.get_value()
+        return head.astype(self.compute_dtype)
+
+    def _embed(self, tokens: Int[Array, "P *time"]) -> Float[Array, "P *time D"]:
+        x = jnp.take(self.embed.get_value(), tokens, axis=0).astype(self.compute_dtype)
+        return constrain(x, ("prompts", "tokens", "width"))
+
+    def _project(self, w: Weights, x: Array, tables: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+        """Queries, keys and values of every token, heads normalised (Qwen3) and rotated."""
+        spec = self.spec
+        h = rms_norm(x, w["input_norm"], spec.norm_eps)
+        q, k, v = (jnp.einsum("...d,dnh->...nh", h, w[name]) for name in ("q", "k", "v"))
+        if spec.qkv_bias:
+            q, k, v = (a + jnp.expand_dims(w[f"{n}_bias"], tuple(range(a.ndim - 2))) for n, a in (("q", q), ("k", k), ("v", v)))
+        if spec.qk_norm:
+            q, k = rms_norm(q, w["q_norm"], spec.norm_eps), rms_norm(k, w["k_norm"], spec.norm_eps)
+        return rotate(q, *tables), rotate(k, *tables), v
+
+    def _close(self, w: Weights, x: Array, attended: Array) -> Array:
+        """The rest of a layer: output projection and MLP, each added to the residual stream."""
+        x = x + jnp.einsum("...nh,nhd->...d", attended, w["o"])
+        return x + gated_mlp(rms_norm(x, w["post_norm"], self.spec.norm_eps), w["gate"], w["up"], w["down"])
+
+    def _final(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
+        return rms_norm(x, self.final_norm.get_value().astype(self.compute_dtype), self.spec.norm_eps)
+
+    def _cast_layers(self) -> Any:
+        """Layer parameters in the compute dtype: stacked for the scan, or a list of one dict per layer."""
+        stacked = nnx.to_pure_dict(nnx.state(self.layers))
+        cast = jax.tree.map(lambda a: a.astype(self.compute_dtype), stacked)
+        return unstack(cast, self.spec.layers) if self.unroll else cast
+
+    def _through_layers(
+        self, layer: Callable[[Array, Weights, Any], tuple[Array, Any]], x: Array, weights: Any, per_layer: Any = None
+    ) -> tuple[Array, Any]:
+        """Carries ``x`` through all layers; ``per_layer`` and outputs are stacked (scan) or tuples of layers."""
+        layer = jax.checkpoint(layer) if self.remat else layer
+        if not self.unroll:
+            return jax.lax.scan(lambda x, inputs: layer(x, *inputs), x, (weights, per_layer))
+        extras = [None] * self.spec.layers if per_layer is None else list(zip(*per_layer, strict=True))
+        outputs = []
+        for w, extra in zip(weights, extras, strict=True):
+            x, out = layer(x, w, extra)
+            outputs.append(out)
+        return x, tuple(outputs)
+
+
+def _logits(hidden: Float[Array, "... D"], head_DV: Float[Array, "D V"]) -> Float[Array, "... V"]:
+    return jnp.einsum("...d,dv->...v", hidden, head_DV, preferred_element_type=jnp.float32)
+
+
+def unstack(stacked: Any, layers: int) -> list[Any]:
+    """Cuts a tree of stacked arrays into one tree per layer.
+
+    Uses ``split``, whose transpose is one concatenation: slices would each be padded to the whole stack in the backward pass.
+    """
+    leaves, structure = jax.tree.flatten(stacked)
+    split = [jax.lax.split(leaf, (1,) * layers) for leaf in leaves]
+    return [jax.tree.unflatten(structure, [jnp.squeeze(parts[i], 0) for parts in split]) for i in range(layers)]

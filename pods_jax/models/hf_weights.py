@@ -1,0 +1,400 @@
+"""Weights in and out of a Hugging Face folder: one table row per tensor, read and written by the same row.
+
+Loading comes right after ``families.read_spec``; exporting is the last thing a run does. Names and shapes are all checked on
+the file headers, before any data is read or memory is taken. Data then moves tensor by tensor, so that the host holds one
+stacked array (all layers of one projection) at a time.
+
+The parameters are a plain nested dict, with layers stacked on a leading axis::
+
+    embed [V, D]   final_norm [D]   head [D, V] (untied)
+    layers: input_norm, post_norm [l, D]   q [l, D, Q, H]   k, v [l, D, K, H]   o [l, Q, H, D]
+            gate, up [l, D, F]   down [l, F, D]
+            q_bias [l, Q, H]   k_bias, v_bias [l, K, H] (qkv_bias)   q_norm, k_norm [l, H] (qk_norm)
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.typing import DTypeLike
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from pods_jax.models.families import read_config, read_spec
+from pods_jax.models.spec import DecoderSpec
+
+Keys = tuple[str, ...]
+Place = Callable[[Keys, np.ndarray], Any]
+
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_HEAD, _EMBED = "lm_head.weight", "model.embed_tokens.weight"
+_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+# Buffers that old exports wrote among the weights; they are computed from the config.
+_IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
+# What of the source folder travels with the weights besides config.json.
+_COPIED = (
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template*",
+    "LICENSE*",
+    "NOTICE*",
+)
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One row of the table: a tensor of the file and the array it becomes.
+
+    Attributes:
+        path: Keys of the array in the parameter tree; those under ``layers`` have a leading layer axis.
+        name: Name in the file, with ``{layer}`` where it is kept layer by layer.
+        file_axes: Axis letters in the file's order; letters written together are flattened to one axis ("QH D").
+        axes: The same letters in the array's order.
+    """
+
+    path: Keys
+    name: str
+    file_axes: str
+    axes: str
+
+    def stack(self, spec: DecoderSpec) -> tuple[int, ...]:
+        """The leading layer axis of the array, or no axis."""
+        return (spec.layers,) if self.path[0] == "layers" else ()
+
+    def file_names(self, spec: DecoderSpec) -> list[str]:
+        """Names of the tensors in the file that make up the array."""
+        return [self.name.format(layer=layer) for layer in range(spec.layers)] if self.stack(spec) else [self.name]
+
+    def file_shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Shape of the tensor in the file."""
+        return tuple(int(np.prod([sizes[letter] for letter in group])) for group in self.file_axes.split())
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Shape of one layer of the array."""
+        return tuple(sizes[letter] for letter in self.axes)
+
+    def from_file(self, array: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
+        """The file's tensor in the array's order (a view)."""
+        letters = self.file_axes.replace(" ", "")
+        order = [letters.index(letter) for letter in self.axes]
+        return array.reshape([sizes[letter] for letter in letters]).transpose(order)
+
+    def to_file(self, array: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
+        """One layer of the array in the file's order (a view)."""
+        order = [self.axes.index(letter) for letter in self.file_axes.replace(" ", "")]
+        return array.transpose(order).reshape(self.file_shape(sizes))
+
+
+def _layer(key: str, name: str, file_axes: str, axes: str) -> Tensor:
+    return Tensor(("layers", key), "model.layers.{layer}." + name, file_axes, axes)
+
+
+_BASE = (
+    Tensor(("embed",), _EMBED, "V D", "VD"),
+    _layer("input_norm", "input_layernorm.weight", "D", "D"),
+    _layer("q", "self_attn.q_proj.weight", "QH D", "DQH"),
+    _layer("k", "self_attn.k_proj.weight", "KH D", "DKH"),
+    _layer("v", "self_attn.v_proj.weight", "KH D", "DKH"),
+    _layer("o", "self_attn.o_proj.weight", "D QH", "QHD"),
+    _layer("post_norm", "post_attention_layernorm.weight", "D", "D"),
+    _layer("gate", "mlp.gate_proj.weight", "F D", "DF"),
+    _layer("up", "mlp.up_proj.weight", "F D", "DF"),
+    _layer("down", "mlp.down_proj.weight", "D F", "FD"),
+    Tensor(("final_norm",), "model.norm.weight", "D", "D"),
+)
+_QKV_BIAS = (
+    _layer("q_bias", "self_attn.q_proj.bias", "QH", "QH"),
+    _layer("k_bias", "self_attn.k_proj.bias", "KH", "KH"),
+    _layer("v_bias", "self_attn.v_proj.bias", "KH", "KH"),
+)
+_QK_NORM = (_layer("q_norm", "self_attn.q_norm.weight", "H", "H"), _layer("k_norm", "self_attn.k_norm.weight", "H", "H"))
+_UNTIED = (Tensor(("head",), _HEAD, "V D", "DV"),)
+
+
+def tensors_of(spec: DecoderSpec) -> tuple[Tensor, ...]:
+    """The table rows that a model of this spec has."""
+    return _BASE + _QKV_BIAS * spec.qkv_bias + _QK_NORM * spec.qk_norm + _UNTIED * (not spec.tied)
+
+
+def array_shapes(spec: DecoderSpec) -> dict[Keys, tuple[int, ...]]:
+    """The shape of every array of the parameter tree, by its path."""
+    sizes = _sizes(spec)
+    return {row.path: row.stack(spec) + row.shape(sizes) for row in tensors_of(spec)}
+
+
+def load_params(folder: Path | str, spec: DecoderSpec, *, dtype: DTypeLike, place: Place | None = None) -> dict[str, Any]:
+    """Reads the weights of a Hugging Face folder: ``model.safetensors``, or the shard files of its index.
+
+    Args:
+        folder: Hugging Face folder.
+        spec: The decoder's shape, as ``read_spec`` gives it for this folder.
+        dtype: Dtype of the arrays, whichever of float32, bfloat16 and float16 the file holds.
+        place: ``place(path, array)`` takes each array, in host memory and of ``dtype``, and returns what stands in the tree:
+            the chance to put it to its shards at once. Default: ``jnp.asarray``.
+
+    Returns:
+        The parameter tree of the module docstring.
+
+    Raises:
+        FileNotFoundError: The folder holds no safetensors weights, or lacks a shard file.
+        ValueError: A tensor is unmapped, missing, repeated, misshapen or of another dtype (all are listed, with file and
+            shape), or a tied model's file holds an output head that differs from the embedding.
+    """
+    folder, array_dtype = Path(folder), _float_dtype(dtype)
+    put: Place = place or (lambda _path, array: jnp.asarray(array))
+    with ExitStack() as stack:
+        files = {file: stack.enter_context(_open(file)) for file in _weight_files(folder)}
+        source = _checked_sources(files, spec, folder)
+        if spec.tied and _HEAD in source:
+            _check_tied_head(source)
+        return _nested((row.path, put(row.path, _read(row, source, spec, array_dtype))) for row in tensors_of(spec))
+
+
+def export_folder(
+    params: Mapping[str, Any],
+    spec: DecoderSpec,
+    source_folder: Path | str,
+    target_folder: Path | str,
+    *,
+    dtype: DTypeLike,
+    shard_bytes: int = 5_000_000_000,
+    overwrite: bool = False,
+) -> None:
+    """Writes a Hugging Face folder that transformers loads: weights, config and the tokenizer files of the source.
+
+    Everything is written beside the target and renamed at the end, so that a killed export leaves no half folder behind. With
+    several processes all must call this; the first one writes.
+
+    Args:
+        params: The parameter tree of the module docstring.
+        spec: The decoder's shape.
+        source_folder: The folder that the model came from; its config (with the new dtype), generation config and tokenizer
+            files are kept.
+        target_folder: The folder to write.
+        dtype: Dtype of the weights in the file: float32, bfloat16 or float16.
+        shard_bytes: Largest weight file in bytes; more weights than that are cut into several files with an index.
+        overwrite: Replace an earlier export; without it an existing target is refused.
+
+    Raises:
+        FileExistsError: The target exists and ``overwrite`` is off, or it isn't a model folder.
+        ValueError: An array is unknown, missing or misshapen, the source's config describes another decoder, or the target is
+            or holds the source.
+    """
+    source, target = Path(source_folder).resolve(), Path(target_folder).resolve()
+    arrays, file_dtype = dict(_flat(params)), _float_dtype(dtype)
+    _check_export(arrays, spec, source, target, overwrite)
+    partial, replaced = (target.with_name(target.name + suffix) for suffix in (".partial", ".replaced"))
+    writes = jax.process_index() == 0
+    if writes:
+        _remove(partial, replaced)
+        partial.mkdir(parents=True)
+        _copy_side_files(source, partial, file_dtype)
+    _write_weights(arrays, spec, partial, file_dtype, shard_bytes, writes)
+    if writes:
+        if target.exists():
+            target.rename(replaced)
+        partial.rename(target)
+        _remove(replaced)
+
+
+def _float_dtype(dtype: DTypeLike) -> np.dtype:
+    if (resolved := np.dtype(dtype)).name not in _DTYPES.values():
+        raise ValueError(f"dtype={resolved.name!r} is not supported; supported: {', '.join(_DTYPES.values())}")
+    return resolved
+
+
+def _sizes(spec: DecoderSpec) -> dict[str, int]:
+    return {
+        "V": spec.vocab_size,
+        "D": spec.width,
+        "Q": spec.q_heads,
+        "K": spec.kv_heads,
+        "H": spec.head_size,
+        "F": spec.feed_forward,
+    }
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    single, index = folder / _SINGLE, folder / _INDEX
+    if single.is_file() and index.is_file():
+        raise ValueError(f"{folder} holds both {_SINGLE} and {_INDEX}; remove the one that is stale")
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        pickled = sorted(file.name for file in folder.glob("*.bin"))
+        hint = f"; convert {', '.join(pickled)} to safetensors first, pickled weights are not read" if pickled else ""
+        raise FileNotFoundError(f"{folder} holds neither {_SINGLE} nor {_INDEX}{hint}")
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{index} is no JSON object with a weight_map: {error!r}") from error
+    files = [folder / name for name in sorted(set(weight_map.values()))]
+    absent = [file.name for file in files if not file.is_file()]
+    if absent:
+        raise FileNotFoundError(f"{index} names shard files that do not exist: {', '.join(absent)}")
+    return files
+
+
+def _open(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="numpy")
+    except SafetensorError as error:
+        raise ValueError(f"{file} is not a readable safetensors file: {error}") from error
+
+
+def _checked_sources(files: Mapping[Path, Any], spec: DecoderSpec, folder: Path) -> dict[str, Any]:
+    """Maps each tensor name to the open file that holds it, after all headers have been checked against the table."""
+    sizes = _sizes(spec)
+    expected = {name: row.file_shape(sizes) for row in tensors_of(spec) for name in row.file_names(spec)}
+    allowed = {_HEAD: expected[_EMBED], **expected} if spec.tied else expected
+    holders: dict[str, Path] = {}
+    problems: list[str] = []
+    for file, opened in files.items():
+        for name in opened.keys():  # noqa: SIM118 (an open safetensors file is no mapping)
+            if name.endswith(_IGNORED_SUFFIXES):
+                continue
+            header = opened.get_slice(name)
+            shape = tuple(header.get_shape())
+            found = f"{name} {list(shape)} in {file.name}"
+            if name not in allowed:
+                problems.append(f"unmapped: {found}")
+            elif shape != allowed[name]:
+                problems.append(f"misshapen: {found}, expected {list(allowed[name])}")
+            if header.get_dtype() not in _DTYPES:
+                problems.append(f"dtype: {found} is {header.get_dtype()}, expected {', '.join(_DTYPES)}")
+            if name in holders:
+                problems.append(f"repeated: {found}, already in {holders[name].name}")
+            holders[name] = file
+    problems += [f"missing: {name} {list(expected[name])}" for name in expected if name not in holders]
+    if problems:
+        raise ValueError(f"the weights in {folder} do not fit the config:\n  " + "\n  ".join(problems))
+    return {name: files[file] for name, file in holders.items()}
+
+
+def _check_tied_head(source: Mapping[str, Any]) -> None:
+    if not np.array_equal(source[_HEAD].get_tensor(_HEAD), source[_EMBED].get_tensor(_EMBED)):
+        raise ValueError(
+            f"tie_word_embeddings is true, but {_HEAD} differs from {_EMBED}: set it to false to use this output head, "
+            f"or remove {_HEAD}"
+        )
+
+
+def _read(row: Tensor, source: Mapping[str, Any], spec: DecoderSpec, dtype: np.dtype) -> np.ndarray:
+    """Reads one array, filled layer by layer so that no more than it and one tensor are held."""
+    sizes, names = _sizes(spec), row.file_names(spec)
+    array = np.empty((len(names), *row.shape(sizes)), dtype)
+    for layer, name in enumerate(names):
+        array[layer] = row.from_file(source[name].get_tensor(name), sizes)
+    return array if row.stack(spec) else array[0]
+
+
+def _nested(items: Iterator[tuple[Keys, Any]]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, leaf in items:
+        branch = tree
+        for key in path[:-1]:
+            branch = branch.setdefault(key, {})
+        branch[path[-1]] = leaf
+    return tree
+
+
+def _flat(tree: Mapping[str, Any], path: Keys = ()) -> Iterator[tuple[Keys, Any]]:
+    for key, leaf in tree.items():
+        if isinstance(leaf, Mapping):
+            yield from _flat(leaf, (*path, key))
+        else:
+            yield (*path, key), leaf
+
+
+def _check_export(arrays: Mapping[Keys, Any], spec: DecoderSpec, source: Path, target: Path, overwrite: bool) -> None:
+    if target in (source, *source.parents):
+        raise ValueError(f"cannot export to {target}: it is or holds the source folder {source}")
+    if target.exists() and not (overwrite and (target / "config.json").is_file()):
+        what = "it is no model folder" if overwrite else "and overwrite is off"
+        raise FileExistsError(f"cannot export to {target}: it exists, {what}")
+    if (described := read_spec(source)) != spec:
+        raise ValueError(f"the config of {source} describes another decoder: {described}, exporting {spec}")
+    expected = array_shapes(spec)
+    problems = [f"unknown: {'/'.join(path)}" for path in arrays if path not in expected]
+    for path, shape in expected.items():
+        if path not in arrays:
+            problems.append(f"missing: {'/'.join(path)} {list(shape)}")
+        elif arrays[path].shape != shape:
+            problems.append(f"misshapen: {'/'.join(path)} {list(arrays[path].shape)}, expected {list(shape)}")
+    if problems:
+        raise ValueError("the parameters do not fit the spec:\n  " + "\n  ".join(problems))
+
+
+def _remove(*folders: Path) -> None:
+    for folder in folders:
+        if folder.exists():
+            shutil.rmtree(folder)
+
+
+def _copy_side_files(source: Path, target: Path, dtype: np.dtype) -> None:
+    for pattern in _COPIED:
+        for file in source.glob(pattern):
+            if file.is_file():
+                shutil.copyfile(file, target / file.name)
+    config = read_config(source)
+    keys = [key for key in ("dtype", "torch_dtype") if key in config] or ["dtype"]
+    config |= dict.fromkeys(keys, dtype.name)
+    (target / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_weights(
+    arrays: Mapping[Keys, Any], spec: DecoderSpec, folder: Path, dtype: np.dtype, shard_bytes: int, writes: bool
+) -> None:
+    """Writes the weight files, array by array, so that no more than one stacked array and one file are held."""
+    plan = _plan_files(spec, dtype, shard_bytes)
+    sizes, shard, total = _sizes(spec), {}, 0
+    last_of = {file: name for name, file in plan.items()}
+    for row in tensors_of(spec):
+        stacked = _to_host(arrays[row.path]).reshape(-1, *row.shape(sizes))
+        for name, layer in zip(row.file_names(spec), stacked, strict=True):
+            if not writes:
+                continue
+            # safetensors writes a non-contiguous view's memory as it lies, with wrong values and no error.
+            shard[name] = np.ascontiguousarray(row.to_file(layer, sizes), dtype=dtype)
+            total += shard[name].nbytes
+            if last_of[plan[name]] == name:
+                save_file(shard, folder / plan[name], metadata={"format": "pt"})
+                # safetensors makes its files readable by their owner alone, whatever the umask.
+                shutil.copymode(folder / "config.json", folder / plan[name])
+                shard = {}
+    if writes and len(last_of) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": plan}
+        (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _plan_files(spec: DecoderSpec, dtype: np.dtype, shard_bytes: int) -> dict[str, str]:
+    """Which file each tensor goes to: files are filled in order, each with at least one tensor."""
+    sizes, number, held, numbers = _sizes(spec), 1, 0, {}
+    for row in tensors_of(spec):
+        size = int(np.prod(row.file_shape(sizes))) * dtype.itemsize
+        for name in row.file_names(spec):
+            if held and held + size > shard_bytes:
+                number, held = number + 1, 0
+            held += size
+            numbers[name] = number
+    if number == 1:
+        return dict.fromkeys(numbers, _SINGLE)
+    return {name: f"model-{shard:05d}-of-{number:05d}.safetensors" for name, shard in numbers.items()}
+
+
+def _to_host(array: Any) -> np.ndarray:
+    if isinstance(array, jax.Array) and not array.is_fully_addressable:
+        return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+    return np.asarray(jax.device_get(array))

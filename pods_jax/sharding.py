@@ -1,0 +1,116 @@
+"""The device mesh and the one table that maps logical axes to mesh axes.
+
+Groups (the ``prompts`` axis) are spread over ``data`` and ``fsdp``; parameters over ``fsdp`` and ``tensor``. While decoding,
+parameters are sharded over ``tensor`` alone, or every token would gather every layer.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+MESH_AXES = ("data", "fsdp", "tensor")
+
+LOGICAL_TO_MESH: dict[str, str | tuple[str, ...] | None] = {
+    "prompts": ("data", "fsdp"),
+    "rollouts": None,
+    "tokens": None,
+    "layers": None,
+    "vocab": "tensor",
+    "embed": "fsdp",
+    "q_heads": "tensor",
+    "kv_heads": "tensor",
+    "head": None,
+    "mlp": "tensor",
+    "norm": None,
+    "width": None,
+}
+
+ROLLOUT_TABLE = LOGICAL_TO_MESH | {"embed": None}
+
+
+def make_mesh(shape: Sequence[int], devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Mesh of shape ``(data, fsdp, tensor)`` over ``devices`` (all of them when not given).
+
+    Raises:
+        ValueError: the shape does not cover the devices exactly.
+    """
+    devices = list(jax.devices() if devices is None else devices)
+    if int(np.prod(shape)) != len(devices):
+        raise ValueError(
+            f"mesh {dict(zip(MESH_AXES, shape, strict=True))} needs {int(np.prod(shape))} devices, got {len(devices)}"
+        )
+    if devices[0].platform == "cpu":
+        grid = np.asarray(devices).reshape(shape)
+    else:
+        from jax.experimental import mesh_utils
+
+        grid = mesh_utils.create_device_mesh(tuple(shape), devices, allow_split_physical_axes=True)
+    return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+
+
+def partition_spec(
+    axes: Sequence[str | None], table: Mapping[str, str | tuple[str, ...] | None] = LOGICAL_TO_MESH
+) -> PartitionSpec:
+    """Mesh axes of an array whose dimensions carry the logical names ``axes`` (``None``: not sharded).
+
+    Raises:
+        ValueError: a name is not in the table, or two dimensions claim one mesh axis.
+    """
+    entries: list[str | tuple[str, ...] | None] = []
+    taken: dict[str, str] = {}
+    for axis in axes:
+        if axis is not None and axis not in table:
+            raise ValueError(f"logical axis {axis!r} is not in the sharding table; known: {', '.join(table)}")
+        entry = None if axis is None else table[axis]
+        for mesh_axis in (entry,) if isinstance(entry, str) else entry or ():
+            if mesh_axis in taken:
+                raise ValueError(f"logical axes {taken[mesh_axis]!r} and {axis!r} of {tuple(axes)} both claim {mesh_axis!r}")
+            taken[mesh_axis] = str(axis)
+        entries.append(entry)
+    return PartitionSpec(*entries)
+
+
+def named_sharding(
+    mesh: Mesh, axes: Sequence[str | None], table: Mapping[str, str | tuple[str, ...] | None] = LOGICAL_TO_MESH
+) -> NamedSharding:
+    """Sharding on ``mesh`` of an array with the logical ``axes``."""
+    return NamedSharding(mesh, partition_spec(axes, table))
+
+
+def check_divisible(name: str, shape: Sequence[int], axes: Sequence[str | None], mesh: Mesh) -> None:
+    """Raises ValueError when a dimension of the parameter ``name`` does not split evenly over its mesh axes."""
+    for size, axis, entry in zip(shape, axes, partition_spec(axes), strict=True):
+        names = (entry,) if isinstance(entry, str) else entry or ()
+        shards = int(np.prod([mesh.shape[n] for n in names])) if names else 1
+        if size % shards:
+            raise ValueError(f"{name}: axis {axis!r} of size {size} cannot be split over {'x'.join(names)}={shards} devices")
+
+
+def constrain(x: jax.Array, axes: Sequence[str | None]) -> jax.Array:
+    """Pins ``x`` to its sharding under the mesh set by ``jax.set_mesh``; does nothing without one."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return x
+    return jax.lax.with_sharding_constraint(x, partition_spec(axes))
+
+
+def to_global(mesh: Mesh, tree: Any, axes: Sequence[str | None] = ("prompts",)) -> Any:
+    """Host arrays, each process holding its own rows, as global arrays whose first dimensions carry the logical ``axes``."""
+    sharding = named_sharding(mesh, axes)
+    return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, np.asarray(x)), tree)
+
+
+def to_local(tree: Any) -> Any:
+    """Device arrays as host arrays; of arrays spread over processes, the rows (first dimension) that this process holds."""
+
+    def rows(x: jax.Array) -> np.ndarray:
+        if x.is_fully_addressable or x.is_fully_replicated:
+            return np.asarray(x)
+        parts = {shard.index[0].start or 0: shard for shard in x.addressable_shards}
+        return np.concatenate([np.asarray(parts[start].data) for start in sorted(parts)])
+
+    for leaf in jax.tree.leaves(tree):
+        leaf.copy_to_host_async()
+    return jax.tree.map(rows, tree)
