@@ -1,0 +1,1 @@
+"""Generating completions: sampling, the engine, and text."""

@@ -1,0 +1,93 @@
+"""From configuration to the parts that training and evaluation share: prompts, engine, sampling, and the memory they take."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from transformers import PreTrainedTokenizerBase
+
+from pods_jax.config import Config, DataConfig, ModelConfig, RolloutConfig
+from pods_jax.data.prompts import build_prompts, eos_ids
+from pods_jax.data.tasks import find_task, load_splits
+from pods_jax.policy import Architecture, make_prepare, model_folder
+from pods_jax.rollout.engine import RolloutEngine, default_chunk
+from pods_jax.rollout.sampling import SamplingParams, sampling_params
+from pods_jax.types import Prompt
+
+
+def load_prompts(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[list[Prompt], list[Prompt]]:
+    """Training and held-out prompts of the task; says how many were too long.
+
+    Raises:
+        ValueError: the task, its data or a prompt is refused.
+    """
+    splits = load_splits(
+        data.task,
+        train_problems=data.train_problems,
+        held_out_problems=data.held_out_problems,
+        seed=data.seed,
+        path=data.path,
+    )
+    system = find_task(data.task).system_prompt if data.system_prompt is None else data.system_prompt
+    loaded = []
+    for name, problems in (("training", splits.train), ("held-out", splits.held_out)):
+        prompts, report = build_prompts(
+            problems, tokenizer, max_length=data.max_prompt_length, over_long=data.over_long, system_prompt=system
+        )
+        if report.dropped:
+            print(f"{report.dropped} of {len(problems)} {name} prompts are over data.max_prompt_length and were dropped")
+        loaded.append(prompts)
+    return loaded[0], loaded[1]
+
+
+def make_engine(
+    model: ModelConfig,
+    rollout: RolloutConfig,
+    architecture: Architecture,
+    mesh: Mesh,
+    tokenizer: PreTrainedTokenizerBase,
+    completions: int,
+) -> RolloutEngine:
+    """Engine that generates ``completions`` for each prompt and stops on every EOS id of the model's folder."""
+    return RolloutEngine(
+        architecture.graph,
+        rollouts=completions,
+        max_completion_length=rollout.max_completion_length,
+        chunk=rollout.chunk or default_chunk(mesh.devices.flat[0].platform),
+        eos_ids=eos_ids(tokenizer, model_folder(model.path)),
+        prepare=make_prepare(architecture, mesh, model.compute_dtype),
+    )
+
+
+def make_sampling(rollout: RolloutConfig) -> SamplingParams:
+    """Sampling parameters of training and of sampled evaluation."""
+    return sampling_params(temperature=rollout.temperature, top_k=rollout.top_k, top_p=rollout.top_p, min_p=rollout.min_p)
+
+
+def memory_plan(config: Config, architecture: Architecture, mesh: Mesh) -> list[str]:
+    """Lines that say what the run holds on each device, in MiB; activations come on top."""
+    spec, shards = architecture.spec, mesh.shape["data"] * mesh.shape["fsdp"]
+    leaves = jax.tree.leaves(architecture.shapes)
+    param_bytes = sum(math.prod(s.sharding.shard_shape(s.shape)) * s.dtype.itemsize for s in leaves)
+    count = sum(math.prod(s.shape) for s in leaves)
+    tokens = (
+        config.data.prompts_per_step
+        // shards
+        * (config.data.max_prompt_length + config.rollout.n * config.rollout.max_completion_length)
+    )
+    kv_heads = max(1, spec.kv_heads // mesh.shape["tensor"])
+    itemsize = jnp.dtype(config.model.compute_dtype).itemsize
+    cache_bytes = 2 * spec.layers * kv_heads * spec.head_size * itemsize * tokens
+    copies = 4 + (config.loss.beta > 0)
+    return [
+        f"model: {count:,} parameters, {spec.layers} layers, vocabulary {spec.vocab_size:,}; mesh "
+        + " x ".join(f"{name}={size}" for name, size in mesh.shape.items()),
+        f"memory of each device: parameters, gradient and two moments{', reference' * (config.loss.beta > 0)} "
+        f"{_mib(copies * param_bytes)}; caches of the rollout {_mib(cache_bytes)}; logits of a chunk at most "
+        f"{_mib(4 * config.update.logit_chunk)}",
+    ]
+
+
+def _mib(size: float) -> str:
+    return f"{size / 2**20:,.1f} MiB"

@@ -1,0 +1,146 @@
+"""Accuracy of a Hugging Face folder on held-out problems: ``python -m pods_jax.evaluate --help``.
+
+Prints greedy accuracy, and over k sampled completions of each problem the mean accuracy, pass@k and majority-vote accuracy,
+each with its standard error; optionally writes every completion and its verdict. The last line printed is one JSON object.
+"""
+
+import json
+import math
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import IO
+
+import jax
+import numpy as np
+from rich.progress import track
+
+from pods_jax.build import load_prompts, make_engine, make_sampling
+from pods_jax.command_line import parse
+from pods_jax.config import ConfigError, EvaluateConfig, check_devices
+from pods_jax.data.prompts import load_tokenizer
+from pods_jax.evaluation import Evaluator, Verdicts
+from pods_jax.policy import load_policy, model_folder
+from pods_jax.rewards.answers import extract_answer, is_correct
+from pods_jax.rollout.sampling import sampling_params
+from pods_jax.sharding import make_mesh
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    config = parse(EvaluateConfig, argv, prog="python -m pods_jax.evaluate", description=(__doc__ or "").strip())
+    try:
+        evaluate(config)
+    except (ConfigError, ValueError, FileNotFoundError) as error:
+        print(f"pods_jax.evaluate: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def evaluate(config: EvaluateConfig) -> dict[str, float]:
+    """Evaluates as configured, prints the result and returns it."""
+    shape = check_devices(config, jax.device_count())
+    mesh = make_mesh(shape, jax.devices()[: math.prod(shape)])
+    tokenizer = load_tokenizer(model_folder(config.model.path))
+    _, prompts = load_prompts(config.data, tokenizer)
+    result: dict[str, float] = {"problems": len(prompts)}
+    with jax.set_mesh(mesh):
+        architecture, params = load_policy(config.model, mesh)
+        engine = partial(make_engine, config.model, config.rollout, architecture, mesh, tokenizer)
+        evaluator = partial(Evaluator, prompts=prompts, batch=config.batch, mesh=mesh, tokenizer=tokenizer, judge=is_correct)
+        runs = {"greedy": (engine(1), sampling_params(temperature=0.0))}
+        if config.samples:
+            runs["sampled"] = (engine(config.samples), make_sampling(config.rollout))
+        with Path(config.out).open("w", encoding="utf-8") if config.out else nullcontext() as out:
+            for name, (used, sampling) in runs.items():
+                judge = evaluator(engine=used, sampling=sampling, key=jax.random.key(config.seed))
+                batches = math.ceil(len(prompts) / config.batch)
+                verdicts = list(track(judge.verdicts(params), description=name, total=batches, transient=True))
+                _write(out, name, verdicts)
+                result |= _measures(name, verdicts)
+    _print(result, config.samples)
+    return result
+
+
+def pass_at_k(correct_EN: np.ndarray, k: int) -> np.ndarray:
+    """Chance that at least one of k completions drawn from the N is right, for each problem.
+
+        1 - C(N - c, k) / C(N, k)
+
+    Reference: Evaluating Large Language Models Trained on Code, arXiv 2107.03374, equation 1 (unbiased).
+    """
+    n = correct_EN.shape[1]
+    return np.array([1.0 - math.comb(n - int(c), k) / math.comb(n, k) for c in correct_EN.sum(axis=1)])
+
+
+def majority_correct(texts_EN: list[list[str]], correct_EN: np.ndarray) -> np.ndarray:
+    """Whether the most frequent extracted answer is right, for each problem; ties share the vote equally.
+
+    Completions without an answer do not vote; a problem without any vote is wrong.
+    """
+    shares = []
+    for texts, correct in zip(texts_EN, correct_EN, strict=True):
+        answers = [extract_answer(text) for text in texts]
+        votes = Counter(answer for answer in answers if answer is not None)
+        top = [answer for answer, count in votes.items() if count == max(votes.values())]
+        right = {answer for answer, verdict in zip(answers, correct, strict=True) if verdict}
+        shares.append(sum(answer in right for answer in top) / len(top) if top else 0.0)
+    return np.array(shares)
+
+
+def _measures(name: str, verdicts: list[Verdicts]) -> dict[str, float]:
+    correct_EN = np.concatenate([v.correct_EN for v in verdicts])
+    texts_EN = [texts for v in verdicts for texts in v.texts]
+    values = {"accuracy" if name == "greedy" else "mean_accuracy": correct_EN.mean(axis=1)}
+    if name == "sampled":
+        values |= {
+            "pass_at_k": pass_at_k(correct_EN, correct_EN.shape[1]),
+            "majority_accuracy": majority_correct(texts_EN, correct_EN),
+        }
+    measured = {}
+    for key, value_E in values.items():
+        error = float(value_E.std(ddof=1) / math.sqrt(len(value_E))) if len(value_E) > 1 else math.nan
+        measured |= {f"{name}/{key}": float(value_E.mean()), f"{name}/{key}_standard_error": error}
+    measured[f"{name}/truncated_fraction"] = 1.0 - float(np.concatenate([v.finished_EN for v in verdicts]).mean())
+    return measured
+
+
+def _write(out: IO[str] | None, name: str, verdicts: list[Verdicts]) -> None:
+    if out is None:
+        return
+    for batch in verdicts:
+        for problem, texts, correct, finished in zip(
+            batch.problems, batch.texts, batch.correct_EN.tolist(), batch.finished_EN.tolist(), strict=True
+        ):
+            for index, text in enumerate(texts):
+                row = {
+                    "problem": problem.id,
+                    "run": name,
+                    "index": index,
+                    "answer": problem.answer,
+                    "correct": correct[index],
+                    "finished": finished[index],
+                    "text": text,
+                }
+                out.write(json.dumps(row) + "\n")
+
+
+def _print(result: dict[str, float], samples: int) -> None:
+    names = {
+        "greedy/accuracy": "greedy accuracy",
+        "sampled/mean_accuracy": f"mean accuracy over {samples} samples",
+        "sampled/pass_at_k": f"pass@{samples}",
+        "sampled/majority_accuracy": f"maj@{samples}",
+    }
+    print(f"{int(result['problems'])} held-out problems")
+    for key, label in names.items():
+        if key in result:
+            print(f"{label:<32} {result[key]:.4f} ± {result[f'{key}_standard_error']:.4f}")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

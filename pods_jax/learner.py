@@ -1,0 +1,348 @@
+"""The learner: kept rollouts in, one optimiser step out.
+
+The whole step is one jitted program with donated state: a scan over micro-batches adds up loss, gradient and statistics, then
+the optimiser moves the parameters. The loss divides by a number that belongs to the whole step, so no way of cutting the batch
+changes the gradient.
+"""
+
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from pods_jax.algorithm.advantages import normalise
+from pods_jax.algorithm.losses import Loss, LossStats
+from pods_jax.algorithm.masked import length_mask, masked_mean, masked_variance, safe_divide
+from pods_jax.algorithm.selection import select, take_kept
+from pods_jax.config import micro_batch_sizes
+from pods_jax.models.logprob import token_logp
+from pods_jax.sharding import constrain
+from pods_jax.types import KeptBatch, PromptBatch, Rollouts, Selection
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState:
+    """Parameters, optimiser state, and the number of optimiser steps taken (int32)."""
+
+    params: Any
+    opt_state: Any
+    updates: Int[Array, ""]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class UpdateMetrics:
+    """Means over trained tokens, on the device; ``taken`` is 0 when the optimiser rested: nothing to train, or not finite."""
+
+    loss: Float[Array, ""]
+    entropy: Float[Array, ""]
+    kl: Float[Array, ""]
+    clip_low_fraction: Float[Array, ""]
+    clip_high_fraction: Float[Array, ""]
+    ratio_deviation: Float[Array, ""]
+    logp_gap: Float[Array, ""]
+    logp_gap_max: Float[Array, ""]
+    grad_norm: Float[Array, ""]
+    tokens: Float[Array, ""]
+    taken: Float[Array, ""]
+    finite: Float[Array, ""]
+
+
+@dataclass(frozen=True)
+class UpdateSettings:
+    """Plain numbers of the update, static in the compiled program.
+
+    Attributes:
+        clip_low: Lower clip of the ratio is 1 - clip_low.
+        clip_high: Upper clip of the ratio is 1 + clip_high.
+        beta: Weight of the KL term.
+        temperature: Sampling temperature under which log-probabilities are taken.
+        micro_batch: Rollouts of one micro-batch over all devices; 0 is all at once.
+        chunk_logits: Most logits held at once by one device.
+        data_shards: Devices over which groups are spread.
+        devices: All devices.
+    """
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    beta: float = 0.0
+    temperature: float = 1.0
+    micro_batch: int = 0
+    chunk_logits: int = 1 << 22
+    data_shards: int = 1
+    devices: int = 1
+
+
+def init_state(params: Any, *, optimizer: optax.GradientTransformation) -> TrainState:
+    """State before the first step; the optimiser's moments inherit the parameters' shardings under jit."""
+    return TrainState(params, optimizer.init(params), jnp.int32(0))
+
+
+# --- selecting ----------------------------------------------------------------------------------------------------------------
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class GroupMetrics:
+    """What the rewards of a step look like, on the device, over all groups.
+
+    ``parts_mean`` has one entry per reward part. Variances are means over groups.
+    """
+
+    reward_mean: Float[Array, ""]
+    reward_std: Float[Array, ""]
+    parts_mean: Float[Array, "parts"]
+    variance_all: Float[Array, ""]
+    variance_kept: Float[Array, ""]
+    no_signal_fraction: Float[Array, ""]
+    invalid_fraction: Float[Array, ""]
+    kept_reward_mean: Float[Array, ""]
+    mean_length: Float[Array, ""]
+    truncated_fraction: Float[Array, ""]
+    tokens_generated: Float[Array, ""]
+
+
+def make_keep(*, rule: str, m: int, ties: str, over: str, eps: float):
+    """Builds the jitted selection: ``keep(prompts, rollouts, rewards_PN, valid_PN, parts, key, steps=...)``.
+
+    ``steps`` (static) cuts completions to a bucket that holds the longest of them. Returns the kept batch, the selection and
+    ``GroupMetrics``.
+    """
+    return jax.jit(partial(_keep, rule=rule, m=m, ties=ties, over=over, eps=eps), static_argnames="steps")
+
+
+def _keep(
+    prompts: PromptBatch,
+    rollouts: Rollouts,
+    rewards_PN: Float[Array, "P N"],
+    valid_PN: Bool[Array, "P N"],
+    parts_PNR: Float[Array, "P N parts"],
+    key: Key[Array, ""],
+    *,
+    steps: int,
+    rule: str,
+    m: int,
+    ties: str,
+    over: str,
+    eps: float,
+) -> tuple[KeptBatch, Selection, GroupMetrics]:
+    selection = select(rewards_PN, valid_PN, key, rule=rule, m=m, ties=ties)
+    index_PM = selection.index_PM
+    result = normalise(rewards_PN, valid_PN, index_PM, over=over, eps=eps)
+    kept = KeptBatch(
+        prompt_PL=prompts.tokens_PL,
+        prompt_length_P=prompts.length_P,
+        tokens_PMC=take_kept(rollouts.tokens_PNC[:, :, :steps], index_PM),
+        length_PM=take_kept(rollouts.length_PN, index_PM),
+        logp_old_PMC=take_kept(rollouts.logp_PNC[:, :, :steps], index_PM),
+        advantage_PM=result.advantage_PM,
+        weight_PM=((index_PM >= 0) & result.signal_P[:, None]).astype(jnp.float32),
+    )
+    return kept, selection, _group_metrics(rollouts, rewards_PN, valid_PN, parts_PNR, selection, result.signal_P)
+
+
+def _group_metrics(
+    rollouts: Rollouts,
+    rewards_PN: Array,
+    valid_PN: Array,
+    parts_PNR: Array,
+    selection: Selection,
+    signal_P: Array,
+) -> GroupMetrics:
+    index_PM = selection.index_PM
+    parts = parts_PNR.shape[-1]
+    valid_PNR = jnp.broadcast_to(valid_PN[..., None], parts_PNR.shape)
+    return GroupMetrics(
+        reward_mean=masked_mean(rewards_PN, valid_PN),
+        reward_std=jnp.sqrt(masked_variance(rewards_PN.reshape(-1), valid_PN.reshape(-1), ddof=1)),
+        parts_mean=masked_mean(parts_PNR.reshape(-1, parts), valid_PNR.reshape(-1, parts), axis=0),
+        variance_all=selection.variance_all_P.mean(),
+        variance_kept=selection.variance_kept_P.mean(),
+        no_signal_fraction=1.0 - signal_P.mean(),
+        invalid_fraction=1.0 - valid_PN.mean(),
+        kept_reward_mean=masked_mean(take_kept(rewards_PN, index_PM), index_PM >= 0),
+        mean_length=rollouts.length_PN.astype(jnp.float32).mean(),
+        truncated_fraction=1.0 - rollouts.finished_PN.mean(),
+        tokens_generated=rollouts.length_PN.astype(jnp.float32).sum(),
+    )
+
+
+# --- updating -----------------------------------------------------------------------------------------------------------------
+
+
+class Learner:
+    """Compiled programs of the update for one decoder, optimiser and loss.
+
+    Args:
+        graph: Graph definition of the ``Decoder``.
+        optimizer: The optax transformation.
+        loss: Entry of ``LOSSES``.
+        settings: Plain numbers.
+    """
+
+    def __init__(self, graph: nnx.GraphDef, optimizer: optax.GradientTransformation, loss: Loss, settings: UpdateSettings):
+        self.update = jax.jit(partial(_update, graph, optimizer, loss, settings), donate_argnums=0)
+        self.logp = jax.jit(partial(_batch_logp, graph, settings))
+
+    def with_reference(self, params: Any, kept: KeptBatch) -> KeptBatch:
+        """The batch with the log-probabilities of the reference parameters, micro-batched like the update."""
+        return replace(kept, logp_ref_PMC=self.logp(params, kept))
+
+    def compiled_programs(self) -> int:
+        """Number of compiled programs so far."""
+        return self.update._cache_size() + self.logp._cache_size()  # type: ignore[attr-defined]
+
+
+def _scores(graph: nnx.GraphDef, settings: UpdateSettings, params: Any, batch: KeptBatch) -> tuple[Array, Array]:
+    decoder = nnx.merge(graph, params)
+    hidden_PMCD = decoder.group_hidden(batch.prompt_PL, batch.prompt_length_P, batch.tokens_PMC)
+    return token_logp(
+        hidden_PMCD,
+        decoder.head_DV(),
+        batch.tokens_PMC,
+        temperature=jnp.float32(settings.temperature),
+        chunk_logits=settings.chunk_logits,
+        shards=settings.devices,
+    )
+
+
+def _batch_logp(graph: nnx.GraphDef, settings: UpdateSettings, params: Any, kept: KeptBatch) -> Float[Array, "P M C"]:
+    micro = split_micro_batches(kept, settings.micro_batch, settings.data_shards)
+    _, logp = jax.lax.scan(lambda carry, batch: (carry, _scores(graph, settings, params, batch)[0]), None, micro)
+    return join_micro_batches(logp, kept.length_PM.shape, settings.data_shards)
+
+
+def _update(
+    graph: nnx.GraphDef,
+    optimizer: optax.GradientTransformation,
+    loss: Loss,
+    settings: UpdateSettings,
+    state: TrainState,
+    kept: KeptBatch,
+) -> tuple[TrainState, UpdateMetrics]:
+    normaliser = loss.normaliser(kept.length_PM, kept.weight_PM)
+    value, gradient, stats, entropy = _accumulate(graph, loss, settings, state.params, kept, normaliser)
+    grad_norm = optax.global_norm(gradient)
+    finite = jnp.isfinite(grad_norm) & jnp.isfinite(value)
+    taken = finite & (normaliser > 0)
+    steps, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+    moved = TrainState(optax.apply_updates(state.params, steps), opt_state, state.updates + 1)
+    # Select leaf by leaf: a step without signal, or with a broken gradient, leaves every bit of the state as it was.
+    state = jax.tree.map(lambda new, old: jnp.where(taken, new, old), moved, state)
+    mean = partial(safe_divide, count=stats.tokens)
+    return state, UpdateMetrics(
+        loss=value,
+        entropy=mean(entropy),
+        kl=mean(stats.kl),
+        clip_low_fraction=mean(stats.clipped_low),
+        clip_high_fraction=mean(stats.clipped_high),
+        ratio_deviation=mean(stats.ratio_deviation),
+        logp_gap=mean(stats.logp_gap),
+        logp_gap_max=stats.logp_gap_max,
+        grad_norm=grad_norm,
+        tokens=stats.tokens,
+        taken=taken.astype(jnp.float32),
+        finite=finite.astype(jnp.float32),
+    )
+
+
+def _accumulate(
+    graph: nnx.GraphDef, loss: Loss, settings: UpdateSettings, params: Any, kept: KeptBatch, normaliser: Array
+) -> tuple[Array, Any, LossStats, Array]:
+    """Loss, gradient, statistics and summed entropy of the whole batch, one micro-batch at a time."""
+
+    def part(params: Any, batch: KeptBatch) -> tuple[Array, tuple[LossStats, Array]]:
+        logp_PMC, entropy_PMC = _scores(graph, settings, params, batch)
+        value, stats = loss.value(
+            logp_PMC,
+            batch.logp_old_PMC,
+            batch.advantage_PM,
+            batch.length_PM,
+            batch.weight_PM,
+            normaliser=normaliser,
+            clip_low=settings.clip_low,
+            clip_high=settings.clip_high,
+            beta=settings.beta,
+            logp_ref_PMC=batch.logp_ref_PMC,
+        )
+        trained = length_mask(batch.length_PM, logp_PMC.shape[-1]) & (batch.weight_PM > 0)[..., None]
+        return value, (stats, jnp.sum(jnp.where(trained, entropy_PMC, 0.0)))
+
+    value_and_grad = jax.value_and_grad(part, has_aux=True)
+    micro = split_micro_batches(kept, settings.micro_batch, settings.data_shards)
+    if micro.length_PM.shape[0] == 1:
+        (value, (stats, entropy)), gradient = value_and_grad(params, jax.tree.map(lambda x: x[0], micro))
+        return value, gradient, stats, entropy
+
+    def add(total: Any, batch: KeptBatch) -> tuple[Any, None]:
+        (value, (stats, entropy)), gradient = value_and_grad(params, batch)
+        gradient = jax.tree.map(lambda a, g: a + g.astype(a.dtype), total[1], gradient)
+        return (total[0] + value, gradient, total[2] + stats, total[3] + entropy), None
+
+    zero = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
+    (value, gradient, stats, entropy), _ = jax.lax.scan(add, (jnp.float32(0), zero, LossStats.zero(), jnp.float32(0)), micro)
+    return value, jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, params), stats, entropy
+
+
+# --- micro-batches ------------------------------------------------------------------------------------------------------------
+
+
+def _micro_shape(prompts: int, kept: int, micro_batch: int, data_shards: int) -> tuple[int, int]:
+    """Groups per device and rollouts per group of one micro-batch."""
+    if micro_batch == 0:
+        return prompts // data_shards, kept
+    if micro_batch not in (sizes := micro_batch_sizes(prompts, kept, data_shards)):
+        raise ValueError(
+            f"update.micro_batch={micro_batch} cannot cut {prompts} groups of {kept} kept rollouts over {data_shards} devices: "
+            f"possible are {', '.join(map(str, sizes))}"
+        )
+    each = micro_batch // data_shards
+    return (each // kept, kept) if each >= kept else (1, each)
+
+
+def split_micro_batches(kept: KeptBatch, micro_batch: int, data_shards: int) -> KeptBatch:
+    """Cuts a batch into micro-batches on a new leading axis, each with its share of every device's groups.
+
+    Args:
+        kept: The whole batch.
+        micro_batch: Rollouts of one micro-batch over all devices; 0 is all.
+        data_shards: Devices over which groups are spread.
+
+    Raises:
+        ValueError: the batch cannot be cut so.
+    """
+    prompts, rollouts = kept.length_PM.shape
+    groups, size = _micro_shape(prompts, rollouts, micro_batch, data_shards)
+    parts = rollouts // size
+
+    def cut(x: Array, per_rollout: bool) -> Array:
+        tail = x.shape[2:] if per_rollout else x.shape[1:]
+        x = (
+            x.reshape(data_shards, -1, groups, parts, size, *tail)
+            if per_rollout
+            else x.reshape(data_shards, -1, groups, 1, *tail)
+        )
+        if per_rollout:  # shards, blocks, groups, parts, size -> blocks, parts, shards, groups, size
+            x = jnp.transpose(x, (1, 3, 0, 2, 4, *range(5, x.ndim))).reshape(-1, data_shards * groups, size, *tail)
+        else:
+            x = jnp.repeat(jnp.moveaxis(x, (0, 3), (2, 1)), parts, axis=1).reshape(-1, data_shards * groups, *tail)
+        return constrain(x, (None, "prompts", *[None] * (x.ndim - 2)))
+
+    names = [f.name for f in fields(kept) if getattr(kept, f.name) is not None]
+    return replace(kept, **{name: cut(getattr(kept, name), not name.startswith("prompt_")) for name in names})
+
+
+def join_micro_batches(x: Array, shape: tuple[int, int], data_shards: int) -> Array:
+    """Undoes ``split_micro_batches`` for one per-rollout array ``[micro, groups, size, ...]``; ``shape`` is ``(P, M)``."""
+    prompts, rollouts = shape
+    size, tail = x.shape[2], x.shape[3:]
+    groups, parts = x.shape[1] // data_shards, rollouts // size
+    x = x.reshape(-1, parts, data_shards, groups, size, *tail)
+    x = jnp.transpose(x, (2, 0, 3, 1, 4, *range(5, x.ndim)))
+    return constrain(x.reshape(prompts, rollouts, *tail), ("prompts", *[None] * (x.ndim - 4)))

@@ -1,0 +1,261 @@
+"""The training loop: how a prompt becomes an update.
+
+    prompts   = loader                       tokens and lengths of P prompts                       host
+    rollouts  = engine(params, prompts)      n completions of each                                 device
+    scores    = scorer(problems, texts)      rewards, part by part                                 host
+    kept      = keep(rewards, rollouts)      the m whose rewards vary most, and their advantages   device
+    state     = learner.update(state, kept)  loss, gradient, optimiser                             device
+
+then metrics, and every so often an evaluation and a checkpoint.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grain
+import jax
+import numpy as np
+import optax
+from jax.sharding import Mesh
+from jaxtyping import Array, Key
+from transformers import PreTrainedTokenizerBase
+
+from pods_jax.checkpoint import Checkpoints, Progress
+from pods_jax.data.prompts import pad_prompts
+from pods_jax.evaluation import Evaluator
+from pods_jax.learner import GroupMetrics, Learner, TrainState, UpdateMetrics
+from pods_jax.rewards.scoring import Scorer, Scores
+from pods_jax.rollout.engine import RolloutEngine
+from pods_jax.rollout.sampling import SamplingParams
+from pods_jax.rollout.texts import completion_texts
+from pods_jax.run_log import RolloutRecords, RunLog
+from pods_jax.sharding import to_global, to_local
+from pods_jax.types import Prompt, PromptBatch, Selection
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the loop puts together; built by ``train.py``.
+
+    Attributes:
+        mesh: Device mesh.
+        tokenizer: For the completions' text.
+        loader: Endless iterator over this process's prompts of each step.
+        engine: Rollout engine.
+        sampling: Sampling parameters on the device.
+        scorer: Rewards.
+        keep: Selection and advantages, from ``learner.make_keep``.
+        learner: The update.
+        schedule: Learning rate by optimiser step, for the log.
+        evaluators: By metric name (``eval/accuracy``).
+        log: Run log.
+        checkpoints: Checkpoints of the run folder.
+        reference: Parameters of the KL term's reference policy, or None.
+    """
+
+    mesh: Mesh
+    tokenizer: PreTrainedTokenizerBase
+    loader: grain.DatasetIterator
+    engine: RolloutEngine
+    sampling: SamplingParams
+    scorer: Scorer
+    keep: Any
+    learner: Learner
+    schedule: optax.Schedule
+    evaluators: dict[str, Evaluator]
+    log: RunLog
+    checkpoints: Checkpoints
+    reference: Any
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Plain numbers of the loop.
+
+    Attributes:
+        steps: Last step.
+        seed: Seed of the run's keys.
+        epochs: Optimiser steps on each batch.
+        eval_every: Steps between evaluations; 0 is never.
+        checkpoint_every: Steps between checkpoints.
+        prompt_multiple: Prompts are padded to a multiple of this many tokens.
+        config: Resolved configuration as YAML, kept in every checkpoint.
+    """
+
+    steps: int
+    seed: int
+    epochs: int
+    eval_every: int
+    checkpoint_every: int
+    prompt_multiple: int
+    config: str
+
+
+class Clock:
+    """Seconds by name of the parts of one step."""
+
+    def __init__(self):
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Adds the time spent inside to ``time/<name>_seconds``."""
+        start = time.perf_counter()
+        yield
+        key = f"time/{name}_seconds"
+        self.seconds[key] = self.seconds.get(key, 0.0) + time.perf_counter() - start
+
+
+def train(parts: Parts, settings: Settings, state: TrainState, done: int, wall_seconds: float) -> TrainState:
+    """Runs steps ``done + 1 .. steps``.
+
+    Args:
+        parts: The parts.
+        settings: Plain numbers.
+        state: State after step ``done``.
+        done: Steps already taken; 0 is a new run, whose untrained policy is evaluated first.
+        wall_seconds: The run's clock at that point.
+
+    Returns:
+        The final state.
+    """
+    start = time.perf_counter() - wall_seconds
+    base_key = jax.random.key(settings.seed)
+    if done == 0:
+        clock = Clock()
+        metrics = evaluate(parts, state, clock)
+        parts.log.log_step(0, metrics | clock.seconds, wall_seconds=time.perf_counter() - start)
+    for step in range(done + 1, settings.steps + 1):
+        clock = Clock()
+        state, metrics, records = one_step(parts, settings, state, jax.random.fold_in(base_key, step), clock)
+        last = step == settings.steps
+        if settings.eval_every and (last or step % settings.eval_every == 0):
+            metrics |= evaluate(parts, state, clock)
+        seconds = time.perf_counter() - start
+        parts.log.log_step(step, metrics | clock.seconds, wall_seconds=seconds, rollouts=records)
+        if last or step % settings.checkpoint_every == 0:
+            progress = Progress(step, seconds, parts.loader.get_state(), settings.config)
+            parts.checkpoints.save(state, progress)
+    return state
+
+
+def one_step(
+    parts: Parts, settings: Settings, state: TrainState, key: Key[Array, ""], clock: Clock
+) -> tuple[TrainState, dict[str, float], RolloutRecords]:
+    """Prompts to update: returns the new state, the step's metrics, and every rollout for the log."""
+    rollout_key, tie_key = jax.random.split(key)
+    prompts: list[Prompt] = next(parts.loader)
+    batch = to_global(parts.mesh, PromptBatch(*pad_prompts(prompts, multiple=settings.prompt_multiple)))  # type: ignore[arg-type]
+
+    with clock("rollout"):
+        rollouts = parts.engine(state.params, batch, rollout_key, parts.sampling)
+        local = to_local(rollouts)
+
+    with clock("reward"):
+        problems = [prompt.problem for prompt in prompts]
+        texts = completion_texts(parts.tokenizer, local.tokens_PNC, local.length_PN)
+        scores = parts.scorer.score(problems, texts)
+
+    with clock("update"):
+        rewards, valid, each = to_global(parts.mesh, (scores.rewards_PN, scores.valid_PN, _stacked(scores)))
+        steps = parts.engine.bucket(int(jax.device_get(rollouts.length_PN.max())))
+        kept, selection, groups = parts.keep(batch, rollouts, rewards, valid, each, tie_key, steps=steps)
+        trained: UpdateMetrics | None = None
+        # Without signal there is nothing to learn: the step is logged, and the optimiser rests.
+        if bool(jax.device_get(kept.weight_PM.any())):
+            if parts.reference is not None:
+                kept = parts.learner.with_reference(parts.reference, kept)
+            for _ in range(settings.epochs):
+                state, trained = parts.learner.update(state, kept)
+        groups, trained = jax.device_get((groups, trained))
+        selection, advantage_PM = to_local((selection, kept.advantage_PM))
+
+    metrics = reward_metrics(groups, list(scores.parts)) | update_metrics(trained)
+    metrics["reward/unscored"] = float(sum(scores.unscored.values()))
+    metrics["policy/learning_rate"] = float(parts.schedule(int(jax.device_get(state.updates))))
+    return state, metrics, _records(parts, prompts, texts, scores, local, selection, advantage_PM)
+
+
+def evaluate(parts: Parts, state: TrainState, clock: Clock) -> dict[str, float]:
+    """Metrics of every evaluator on the current policy."""
+    metrics: dict[str, float] = {}
+    with clock("eval"):
+        for name, evaluator in parts.evaluators.items():
+            accuracy = evaluator(state.params)
+            metrics |= {
+                name: accuracy.mean,
+                f"{name}_standard_error": accuracy.standard_error,
+                f"{name}_truncated_fraction": accuracy.truncated_fraction,
+            }
+    return metrics
+
+
+def reward_metrics(groups: GroupMetrics, parts: list[str]) -> dict[str, float]:
+    """Metrics of rewards, completions and selection by their names in the log."""
+    metrics = {
+        "reward/mean": groups.reward_mean,
+        "reward/std": groups.reward_std,
+        "reward/kept_mean": groups.kept_reward_mean,
+        "reward/invalid_fraction": groups.invalid_fraction,
+        "selection/variance_all": groups.variance_all,
+        "selection/variance_kept": groups.variance_kept,
+        "selection/no_signal_fraction": groups.no_signal_fraction,
+        "completions/mean_length": groups.mean_length,
+        "completions/truncated_fraction": groups.truncated_fraction,
+        "tokens/generated": groups.tokens_generated,
+    }
+    metrics |= {f"reward/{name}/mean": value for name, value in zip(parts, groups.parts_mean, strict=True)}
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def update_metrics(trained: UpdateMetrics | None) -> dict[str, float]:
+    """Metrics of the last optimiser step; of a step without signal only that nothing was trained."""
+    if trained is None:
+        return {"tokens/trained": 0.0, "update/taken": 0.0}
+    metrics = {
+        "loss": trained.loss,
+        "policy/entropy": trained.entropy,
+        "policy/kl": trained.kl,
+        "policy/clip_fraction": trained.clip_low_fraction + trained.clip_high_fraction,
+        "policy/clip_low_fraction": trained.clip_low_fraction,
+        "policy/clip_high_fraction": trained.clip_high_fraction,
+        "policy/ratio_deviation": trained.ratio_deviation,
+        "policy/logp_gap": trained.logp_gap,
+        "policy/logp_gap_max": trained.logp_gap_max,
+        "policy/grad_norm": trained.grad_norm,
+        "tokens/trained": trained.tokens,
+        "update/taken": trained.taken,
+        "update/nonfinite": 1.0 - trained.finite,
+    }
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def _stacked(scores: Scores) -> np.ndarray:
+    return np.stack(list(scores.parts.values()), axis=-1)
+
+
+def _records(
+    parts: Parts,
+    prompts: list[Prompt],
+    texts: list[list[str]],
+    scores: Scores,
+    local: Any,
+    selection: Selection,
+    advantage_PM: np.ndarray,
+) -> RolloutRecords:
+    return RolloutRecords(
+        prompt_id_P=[prompt.problem.id for prompt in prompts],
+        prompt_P=[prompt.problem.messages[-1]["content"] for prompt in prompts],
+        answer_P=[prompt.problem.answer for prompt in prompts],
+        texts_PN=texts,
+        rewards_PN=scores.rewards_PN,
+        parts=scores.parts,
+        valid_PN=scores.valid_PN,
+        length_PN=local.length_PN,
+        finished_PN=local.finished_PN,
+        index_PM=np.asarray(selection.index_PM),
+        advantage_PM=np.asarray(advantage_PM),
+    )
