@@ -7,17 +7,27 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from transformers import PreTrainedTokenizerBase
 
-from pods_jax.config import Config, DataConfig, ModelConfig, RolloutConfig
+from pods_jax.config import Config, DataConfig, ModelConfig, RewardConfig, RolloutConfig, VerifyConfig
 from pods_jax.data.prompts import build_prompts, eos_ids
+from pods_jax.data.rows import make_source
 from pods_jax.data.tasks import find_task, load_splits
 from pods_jax.policy import Architecture, make_prepare, model_folder
+from pods_jax.rewards.answers import gold_fault
+from pods_jax.rewards.scoring import Scorer, make_scorer
 from pods_jax.rollout.engine import RolloutEngine, default_chunk
 from pods_jax.rollout.sampling import SamplingParams, sampling_params
 from pods_jax.types import Prompt
 
 
-def load_prompts(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[list[Prompt], list[Prompt]]:
-    """Training and held-out prompts of the task; says how many were too long.
+def load_prompts(
+    data: DataConfig, tokenizer: PreTrainedTokenizerBase, *, evaluation: bool = False
+) -> tuple[list[Prompt], list[Prompt]]:
+    """Training and held-out prompts of the task; prints what was loaded, and what was left out and why.
+
+    Args:
+        data: Task, source, limits.
+        tokenizer: The policy's.
+        evaluation: Load no training prompts.
 
     Raises:
         ValueError: the task, its data or a prompt is refused.
@@ -27,18 +37,54 @@ def load_prompts(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[
         train_problems=data.train_problems,
         held_out_problems=data.held_out_problems,
         seed=data.seed,
-        path=data.path,
+        source=make_source(data),
+        few_shot=data.few_shot,
+        evaluation=evaluation,
     )
     system = find_task(data.task).system_prompt if data.system_prompt is None else data.system_prompt
-    loaded = []
+    for line in splits.reports:
+        print(line)
+    loaded: list[list[Prompt]] = []
     for name, problems in (("training", splits.train), ("held-out", splits.held_out)):
+        if not problems:
+            loaded.append([])
+            continue
+        unreadable = [problem.id for problem in problems if gold_fault(problem)]
+        if unreadable:
+            print(f"{len(unreadable)} {name} gold answers cannot be verified: {', '.join(unreadable[:3])} ...")
         prompts, report = build_prompts(
-            problems, tokenizer, max_length=data.max_prompt_length, over_long=data.over_long, system_prompt=system
+            problems,
+            tokenizer,
+            max_length=data.max_prompt_length,
+            over_long=data.over_long,
+            system_prompt=system,
+            examples=splits.examples,
         )
         if report.dropped:
-            print(f"{report.dropped} of {len(problems)} {name} prompts are over data.max_prompt_length and were dropped")
+            limit = f"data.max_prompt_length={data.max_prompt_length}"
+            print(f"{report.dropped} of {len(problems)} {name} prompts are over {limit} and were dropped")
         loaded.append(prompts)
     return loaded[0], loaded[1]
+
+
+def make_verifier(
+    verify: VerifyConfig, rewards: RewardConfig | None = None, *, max_completion_length: int | None = None
+) -> Scorer:
+    """What scores completions, and judges them for evaluation; without ``rewards`` it only judges.
+
+    Raises:
+        ValueError: a reward is unknown or cannot be imported, or the weights do not fit.
+    """
+    return make_scorer(
+        ["correct"] if rewards is None else rewards.functions,
+        None if rewards is None else rewards.weights,
+        sources=verify.sources,
+        max_completion_length=max_completion_length,
+        length_margin=RewardConfig().length_margin if rewards is None else rewards.length_margin,
+        time_limit=verify.time_limit,
+        memory_limit_mb=verify.memory_limit_mb,
+        workers=verify.workers,
+    )
 
 
 def make_engine(
@@ -55,7 +101,7 @@ def make_engine(
         rollouts=completions,
         max_completion_length=rollout.max_completion_length,
         chunk=rollout.chunk or default_chunk(mesh.devices.flat[0].platform),
-        eos_ids=eos_ids(tokenizer, model_folder(model.path)),
+        eos_ids=eos_ids(tokenizer, model_folder(model.path, model.revision)),
         prepare=make_prepare(architecture, mesh, model.compute_dtype),
     )
 

@@ -58,7 +58,9 @@ class ModelConfig(Checked, key="model"):
     """The policy to post-train."""
 
     path: str = "bundled"
-    """Hugging Face folder with config.json, safetensors and tokenizer files; "bundled" is the package's own tiny model."""
+    """Hugging Face folder (config, safetensors, tokenizer), PEFT folder, or Hub id; "bundled" is the package's tiny model."""
+    revision: str | None = None
+    """Branch, tag or commit of a Hub model; unset takes the newest."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of activations and matrix products; logits and log-probabilities are float32 always."""
     param_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -68,21 +70,57 @@ class ModelConfig(Checked, key="model"):
 
 
 @dataclass(frozen=True)
+class LoraConfig(Checked, key="lora"):
+    """Low-rank adapters: train these alone, beside a frozen model."""
+
+    rank: CountOrZero = 0
+    """Rank of the adapters; 0 trains every parameter instead."""
+    alpha: Positive | None = None
+    """The adapters' output is scaled by alpha / rank; unset is alpha = rank."""
+    targets: list[str] = field(default_factory=lambda: ["q", "k", "v", "o", "gate", "up", "down"])
+    """Projections that carry an adapter; on the command line separated by commas."""
+
+
+@dataclass(frozen=True)
 class DataConfig(Checked, key="data"):
     """Which problems are asked, and how they become prompts."""
 
     task: str = "arithmetic"
-    """Entry of the TASKS table."""
+    """Entry of the TASKS table (arithmetic, gsm8k, math, sciknoweval_chemistry, amc23, jsonl), or reasoning_gym:<data set>."""
     path: str | None = None
-    """Local file or folder of the task's data; the bundled task generates its own and needs none."""
+    """Local file or folder (JSON lines, JSON, Parquet), or id of a Hub data set; unset takes the task's own on the Hub."""
+    held_out_path: str | None = None
+    """As path, for the held-out problems alone; unset takes those of path: its test split, or one question in eight."""
+    subset: str | None = None
+    """Subset (configuration) of the Hub data set, or folder of that name in path; unset takes the task's own."""
+    revision: str | None = None
+    """Branch, tag or commit of the Hub data set; unset takes the newest."""
+    train_split: str | None = None
+    """Name of the training split; unset takes the task's own, mostly "train"."""
+    held_out_split: str | None = None
+    """Name of the held-out split; unset takes the task's own, mostly "test"."""
+    question_column: str = "question"
+    """Column of the question, for the task jsonl."""
+    answer_column: str = "answer"
+    """Column of the gold answer, for the task jsonl."""
+    solution_column: str | None = None
+    """Column of a worked solution to show in worked examples, for the task jsonl."""
+    choices_column: str | None = None
+    """Column of the options, for multiple choice in the task jsonl: a list of texts, or lists named text and label."""
+    answer_kind: Literal["math", "number", "choice", "equation", "text", "exact"] = "math"
+    """How answers are compared with the gold answer, for the task jsonl; choices_column makes it choice."""
+    options: list[str] = field(default_factory=list)
+    """Settings of a reasoning_gym data set, each key=value; on the command line separated by commas."""
+    few_shot: CountOrZero = 0
+    """Worked examples put before every problem, taken out of the training problems."""
     system_prompt: str | None = None
     """System message put before every problem; unset takes the task's own (the bundled task has none)."""
     prompts_per_step: Count = 2
     """Prompts (groups) of one optimiser step, over all devices (P)."""
     train_problems: CountOrZero = 20_000
-    """Training problems to generate or load; 0 takes all that the source has."""
+    """Training problems to generate, or the most to load; 0 takes all that the source has."""
     held_out_problems: CountOrZero = 256
-    """Held-out problems for evaluation; 0 takes all that the source has."""
+    """Held-out problems to generate, or the most to load; 0 takes all that the source has."""
     max_prompt_length: Count = 64
     """Longest prompt in tokens (L); longer ones are dropped at load time with a count."""
     over_long: Literal["drop", "error"] = "drop"
@@ -199,7 +237,9 @@ class RewardConfig(Checked, key="reward"):
     functions: list[str] = field(default_factory=lambda: ["correct", "format", "tag_count"])
     """Entries of the REWARDS table, or module:function for an own one; on the command line separated by commas."""
     weights: list[float] | None = None
-    """One weight per function; unset takes each function's own (correct 1, format 0.1, tag_count 0.025 a tag, an own one 1)."""
+    """One weight per function; unset takes each function's own (correct 1, format 0.1, tag_count 0.025 a tag, any other 1)."""
+    length_margin: PositiveFraction = 0.2
+    """Share of rollout.max_completion_length, at its end, over which the reward "length" falls from 0 to -1."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -208,6 +248,25 @@ class RewardConfig(Checked, key="reward"):
             raise ConfigError(f"reward.functions={','.join(names)} must name at least one function, and none twice")
         if weights is not None and len(weights) != len(names):
             raise ConfigError(f"reward.weights has {len(weights)} numbers for the {len(names)} of reward.functions")
+
+
+@dataclass(frozen=True)
+class VerifyConfig(Checked, key="verify"):
+    """How answers are found and verified, for rewards and for evaluation."""
+
+    sources: list[Literal["answer", "boxed", "last_number"]] = field(default_factory=lambda: ["answer", "boxed"])
+    """Where an answer may stand. The first of answer (<answer>...</answer>), boxed and last_number that is there decides."""
+    time_limit: Positive = 5.0
+    """Seconds of wall-clock time to verify one answer, or for one call of an own reward; a late one is invalid and counted."""
+    memory_limit_mb: Count = 1024
+    """MiB of memory for the same."""
+    workers: CountOrZero = 0
+    """Processes that verify; 0 takes one for each CPU core, at most 8. None starts before an answer needs one."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.sources or len(set(self.sources)) < len(self.sources):
+            raise ConfigError(f"verify.sources={','.join(self.sources)} must name at least one source, and none twice")
 
 
 @dataclass(frozen=True)
@@ -254,6 +313,7 @@ class Config(Checked):
 
     run: RunConfig = field(default_factory=RunConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     data: DataConfig = field(default_factory=DataConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     selection: SelectionConfig = field(default_factory=SelectionConfig)
@@ -262,6 +322,7 @@ class Config(Checked):
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
+    verify: VerifyConfig = field(default_factory=VerifyConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     log: LogConfig = field(default_factory=LogConfig)
@@ -289,6 +350,7 @@ class EvaluateConfig(Checked):
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    verify: VerifyConfig = field(default_factory=VerifyConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
     samples: CountOrZero = 4
     """Completions sampled for each problem besides the greedy one (k of pass@k and maj@k); 0 is greedy alone."""

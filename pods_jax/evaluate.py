@@ -18,13 +18,14 @@ import jax
 import numpy as np
 from rich.progress import track
 
-from pods_jax.build import load_prompts, make_engine, make_sampling
+from pods_jax.build import load_prompts, make_engine, make_sampling, make_verifier
 from pods_jax.command_line import parse
 from pods_jax.config import ConfigError, EvaluateConfig, check_devices
 from pods_jax.data.prompts import load_tokenizer
 from pods_jax.evaluation import Evaluator, Verdicts
 from pods_jax.policy import load_policy, model_folder
-from pods_jax.rewards.answers import extract_answer, is_correct
+from pods_jax.problem import Problem
+from pods_jax.rewards.answers import vote
 from pods_jax.rollout.sampling import sampling_params
 from pods_jax.sharding import make_mesh
 
@@ -44,13 +45,15 @@ def evaluate(config: EvaluateConfig) -> dict[str, float]:
     """Evaluates as configured, prints the result and returns it."""
     shape = check_devices(config, jax.device_count())
     mesh = make_mesh(shape, jax.devices()[: math.prod(shape)])
-    tokenizer = load_tokenizer(model_folder(config.model.path))
-    _, prompts = load_prompts(config.data, tokenizer)
+    tokenizer = load_tokenizer(model_folder(config.model.path, config.model.revision))
+    _, prompts = load_prompts(config.data, tokenizer, evaluation=True)
     result: dict[str, float] = {"problems": len(prompts)}
-    with jax.set_mesh(mesh):
+    with make_verifier(config.verify) as scorer, jax.set_mesh(mesh):
         architecture, params = load_policy(config.model, mesh)
         engine = partial(make_engine, config.model, config.rollout, architecture, mesh, tokenizer)
-        evaluator = partial(Evaluator, prompts=prompts, batch=config.batch, mesh=mesh, tokenizer=tokenizer, judge=is_correct)
+        evaluator = partial(
+            Evaluator, prompts=prompts, batch=config.batch, mesh=mesh, tokenizer=tokenizer, judge=scorer.correct
+        )
         runs = {"greedy": (engine(1), sampling_params(temperature=0.0))}
         if config.samples:
             runs["sampled"] = (engine(config.samples), make_sampling(config.rollout))
@@ -60,7 +63,7 @@ def evaluate(config: EvaluateConfig) -> dict[str, float]:
                 batches = math.ceil(len(prompts) / config.batch)
                 verdicts = list(track(judge.verdicts(params), description=name, total=batches, transient=True))
                 _write(out, name, verdicts)
-                result |= _measures(name, verdicts)
+                result |= _measures(name, verdicts, config.verify.sources)
     _print(result, config.samples)
     return result
 
@@ -76,14 +79,16 @@ def pass_at_k(correct_EN: np.ndarray, k: int) -> np.ndarray:
     return np.array([1.0 - math.comb(n - int(c), k) / math.comb(n, k) for c in correct_EN.sum(axis=1)])
 
 
-def majority_correct(texts_EN: list[list[str]], correct_EN: np.ndarray) -> np.ndarray:
-    """Whether the most frequent extracted answer is right, for each problem; ties share the vote equally.
+def majority_correct(
+    problems: list[Problem], texts_EN: list[list[str]], correct_EN: np.ndarray, sources: Sequence[str]
+) -> np.ndarray:
+    """Whether the most frequent answer is right, for each problem; ties share the vote equally.
 
     Completions without an answer do not vote; a problem without any vote is wrong.
     """
     shares = []
-    for texts, correct in zip(texts_EN, correct_EN, strict=True):
-        answers = [extract_answer(text) for text in texts]
+    for problem, texts, correct in zip(problems, texts_EN, correct_EN, strict=True):
+        answers = [vote(problem, text, sources) for text in texts]
         votes = Counter(answer for answer in answers if answer is not None)
         top = [answer for answer, count in votes.items() if count == max(votes.values())]
         right = {answer for answer, verdict in zip(answers, correct, strict=True) if verdict}
@@ -91,14 +96,15 @@ def majority_correct(texts_EN: list[list[str]], correct_EN: np.ndarray) -> np.nd
     return np.array(shares)
 
 
-def _measures(name: str, verdicts: list[Verdicts]) -> dict[str, float]:
+def _measures(name: str, verdicts: list[Verdicts], sources: Sequence[str]) -> dict[str, float]:
+    problems = [problem for v in verdicts for problem in v.problems]
     correct_EN = np.concatenate([v.correct_EN for v in verdicts])
     texts_EN = [texts for v in verdicts for texts in v.texts]
     values = {"accuracy" if name == "greedy" else "mean_accuracy": correct_EN.mean(axis=1)}
     if name == "sampled":
         values |= {
             "pass_at_k": pass_at_k(correct_EN, correct_EN.shape[1]),
-            "majority_accuracy": majority_correct(texts_EN, correct_EN),
+            "majority_accuracy": majority_correct(problems, texts_EN, correct_EN, sources),
         }
     measured = {}
     for key, value_E in values.items():

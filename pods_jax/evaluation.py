@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Key
 from transformers import PreTrainedTokenizerBase
@@ -16,13 +15,13 @@ from pods_jax.data.prompts import pad_prompts
 from pods_jax.rollout.engine import RolloutEngine
 from pods_jax.rollout.sampling import SamplingParams
 from pods_jax.rollout.texts import completion_texts
-from pods_jax.sharding import to_global, to_local
+from pods_jax.sharding import exchange, own_rows, replicate, to_global, to_local
 from pods_jax.types import Problem, Prompt, PromptBatch
 
 
 @dataclass(frozen=True)
 class Verdicts:
-    """Completions of every problem and whether each is right, in the problems' order (this process's rows of each batch).
+    """Completions of every problem of a batch and whether each is right, in the problems' order.
 
     Attributes:
         problems: The problems.
@@ -57,7 +56,7 @@ class Evaluator:
         batch: Problems generated at once over all devices; the last batch is filled up with repeats that are not counted.
         mesh: Device mesh.
         tokenizer: For the completions' text.
-        judge: ``(problem, text) -> bool``.
+        judge: ``(problems, texts) -> bool [problems, completions]``.
         key: Sampling key, the same at each evaluation so that only the policy changes.
     """
 
@@ -67,7 +66,7 @@ class Evaluator:
     batch: int
     mesh: Mesh
     tokenizer: PreTrainedTokenizerBase
-    judge: Callable[[Problem, str], bool]
+    judge: Callable[[Sequence[Problem], Sequence[Sequence[str]]], Bool[np.ndarray, "E N"]]
     key: Key[Array, ""]
 
     def __call__(self, params: Any) -> Accuracy:
@@ -80,30 +79,22 @@ class Evaluator:
         for number, first in enumerate(range(0, len(self.prompts), self.batch)):
             block = list(self.prompts[first : first + self.batch])
             filled = block + [block[-1]] * (self.batch - len(block))
-            mine = slice(*(self.batch * (jax.process_index() + i) // jax.process_count() for i in (0, 1)))
-            batch = PromptBatch(*pad_prompts(filled[mine], multiple=longest))  # type: ignore[arg-type]
-            key = jax.random.fold_in(self.key, number)
+            batch = PromptBatch(*pad_prompts(filled, multiple=longest))  # type: ignore[arg-type]
+            key = jax.random.fold_in(self.key, replicate(np.uint32(number)))
             rollouts = to_local(self.engine(params, to_global(self.mesh, batch), key, self.sampling))
-            texts = completion_texts(self.tokenizer, rollouts.tokens_PNC, rollouts.length_PN)
-            counted = [i for i, _ in enumerate(filled[mine]) if mine.start + i < len(block)]
-            problems = [filled[mine][i].problem for i in counted]
-            correct = [[self.judge(filled[mine][i].problem, text) for text in texts[i]] for i in counted]
-            yield Verdicts(
-                problems,
-                [texts[i] for i in counted],
-                np.asarray(correct, bool).reshape(len(counted), self.engine.rollouts),
-                np.asarray(rollouts.finished_PN)[counted],
-            )
+            texts = completion_texts(self.tokenizer, rollouts.tokens_PNC, rollouts.length_PN)[: len(block)]
+            problems = [prompt.problem for prompt in block]
+            yield Verdicts(problems, texts, self._judged(problems, texts), rollouts.finished_PN[: len(block)])
+
+    def _judged(self, problems: list[Problem], texts: list[list[str]]) -> Bool[np.ndarray, "E N"]:
+        """Verdicts on all completions; each process judges its share."""
+        mine = own_rows(len(problems))
+        return exchange(self.judge(problems[mine], texts[mine]), (len(problems), self.engine.rollouts))
 
 
 def summarise(verdicts: Sequence[Verdicts]) -> Accuracy:
-    """Accuracy over the verdicts of all processes."""
+    """Accuracy over the verdicts of all batches."""
     share = np.concatenate([v.correct_EN.mean(axis=1) for v in verdicts])
     finished = np.concatenate([v.finished_EN.mean(axis=1) for v in verdicts])
-    sums = np.array([len(share), share.sum(), (share**2).sum(), finished.sum()], np.float64)
-    if jax.process_count() > 1:
-        sums = np.asarray(multihost_utils.process_allgather(sums)).sum(axis=0)
-    count, total, squares, ended = sums
-    mean = total / count
-    variance = max(0.0, squares / count - mean**2)
-    return Accuracy(float(mean), math.sqrt(variance / max(1.0, count - 1)), float(1.0 - ended / count))
+    standard_error = share.std() / math.sqrt(max(1, len(share) - 1))
+    return Accuracy(float(share.mean()), float(standard_error), float(1.0 - finished.mean()))

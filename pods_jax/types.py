@@ -19,22 +19,7 @@ from dataclasses import dataclass
 import jax
 from jaxtyping import Array, Bool, Float, Int
 
-
-@dataclass(frozen=True)
-class Problem:
-    """One problem of a data set, as the data layer hands it on (host only).
-
-    Attributes:
-        id: Unique and stable within the task, for example ``"arithmetic/train/17"``.
-        messages: Chat messages, each ``{"role": ..., "content": ...}``.
-        answer: Gold answer in the form that the task's verifier compares with.
-        task: Name of the task in the ``TASKS`` table.
-    """
-
-    id: str
-    messages: tuple[dict[str, str], ...]
-    answer: str
-    task: str
+from pods_jax.problem import Problem
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from pods_jax.config import (
     RunConfig,
     SelectionConfig,
     UpdateConfig,
+    VerifyConfig,
     arithmetic,
     check_devices,
     micro_batch_sizes,
@@ -178,6 +179,16 @@ def test_a_run_name_that_is_no_folder_of_its_own_is_refused(name):
 def test_reward_lists_are_checked(functions, weights, message):
     with pytest.raises(ConfigError, match=message):
         RewardConfig(functions=functions, weights=weights)
+
+
+@pytest.mark.parametrize("sources", [[], ["answer", "answer"]])
+def test_no_source_of_an_answer_and_a_repeated_one_are_refused(sources):
+    with pytest.raises(ConfigError, match=r"^verify\.sources=.* must name at least one source, and none twice"):
+        VerifyConfig(sources=sources)
+
+
+def test_a_last_number_is_no_answer_unless_it_is_asked_for():
+    assert VerifyConfig().sources == EvaluateConfig().verify.sources == ["answer", "boxed"]
 
 
 @given(prompts=st.integers(1, 12), kept=st.integers(2, 12), shards=st.integers(1, 6))

@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "pods_jax"
 
 LAYERS = {
     "fields": 0,
+    "problem": 0,
     "types": 0,
     "config": 0,
     "command_line": 0,
@@ -34,8 +35,9 @@ LAYERS = {
     "bench": 6,
     "assets": 6,
 }
-# Within a layer: the two halves of configuration read the field kinds, and a run ends with its report.
-SAME_LAYER = {("config", "fields"), ("command_line", "fields"), ("train", "report")}
+# Within a layer: the two halves of configuration read the field kinds, the host-only record stands apart, and a run ends with
+# its report.
+SAME_LAYER = {("types", "problem"), ("config", "fields"), ("command_line", "fields"), ("train", "report")}
 HOST_ONLY = {"data", "rewards"}
 DEVICE = {"models", "algorithm", "sharding"}
 

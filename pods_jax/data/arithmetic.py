@@ -11,11 +11,10 @@ Whether an expression is held out is decided by its hash alone, so no seed and n
 training. The module also writes the demonstrations, right or sloppy, from which the bundled model was warm-started.
 """
 
-import hashlib
-
 import numpy as np
 
-from pods_jax.types import Problem
+from pods_jax.data.splitting import is_held_out
+from pods_jax.problem import Problem
 
 OPERATIONS = 6
 """Operations of a problem, the leading + included."""
@@ -23,8 +22,6 @@ TIMES_SHARE = 0.2
 """Probability that an operation after the first is a multiplication; the rest is shared by + and -."""
 ANSWER_DIGITS = 3
 """How many of the last running totals the answer holds."""
-HELD_OUT_SHARE = 1 / 8
-"""Share of all expressions that is held out."""
 MAX_PROBLEMS = 1_000_000
 """Most problems of one split; about 129 million expressions exist at the default length."""
 
@@ -73,14 +70,7 @@ def demonstration(expression: str, *, slip: float, rng: np.random.Generator) -> 
     slips = rng.random(len(written)) < slip
     read = [("+" if sign == "*" and slipped else sign, digit) for (sign, digit), slipped in zip(written, slips, strict=True)]
     running = _run(read)
-    steps = "".join(f"{sign}{digit}={total}" for (sign, digit), total in zip(written, running, strict=True))
-    return f"<think>{steps}</think><answer>{_answer(running)}</answer>"
-
-
-def is_held_out(expression: str) -> bool:
-    """Tell by a stable hash whether an expression belongs to the held-out split."""
-    digest = hashlib.sha256(expression.encode()).digest()
-    return int.from_bytes(digest[:8], "big") < HELD_OUT_SHARE * 2**64
+    return f"<think>{_steps(written, running)}</think><answer>{_answer(running)}</answer>"
 
 
 def load_problems(split: str, *, count: int, seed: int, path: str | None) -> list[Problem]:
@@ -110,7 +100,15 @@ def load_problems(split: str, *, count: int, seed: int, path: str | None) -> lis
 
 
 def _problem(problem_id: str, expression: str) -> Problem:
-    return Problem(problem_id, ({"role": "user", "content": expression},), gold(expression), "arithmetic")
+    operations = _operations(expression)
+    running = _run(operations)
+    return Problem(
+        problem_id,
+        ({"role": "user", "content": expression},),
+        _answer(running),
+        "arithmetic",
+        solution=_steps(operations, running),
+    )
 
 
 def _operations(expression: str) -> list[tuple[str, int]]:
@@ -128,6 +126,10 @@ def _run(operations: list[tuple[str, int]]) -> list[int]:
         total = {"+": total + digit, "-": total - digit, "*": total * digit}[sign] % 10
         running.append(total)
     return running
+
+
+def _steps(operations: list[tuple[str, int]], running: list[int]) -> str:
+    return "".join(f"{sign}{digit}={total}" for (sign, digit), total in zip(operations, running, strict=True))
 
 
 def _answer(running: list[int]) -> str:

@@ -12,9 +12,16 @@ from typing import Literal, cast
 
 import numpy as np
 from jaxtyping import Int32
+from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from pods_jax.types import Problem, Prompt
+from pods_jax.data.examples import worked_turns
+from pods_jax.problem import Problem
+from pods_jax.types import Prompt
+
+TEMPLATE_DATE = "26 Jul 2024"
+"""Date for chat templates that write one (Llama 3): their own default. Today's would make a run that is continued tomorrow
+another run."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,7 @@ def build_prompts(
     max_length: int,
     over_long: Literal["drop", "error"],
     system_prompt: str | None,
+    examples: Sequence[Problem] = (),
 ) -> tuple[list[Prompt], PromptReport]:
     """Turn problems into prompts: chat template with the generation prompt, exactly one BOS where the model uses one.
 
@@ -75,19 +83,22 @@ def build_prompts(
     does, or both, the prompt starts with one.
 
     Args:
-        problems: What ``load_task`` returned.
+        problems: Training or held-out problems.
         tokenizer: What ``load_tokenizer`` returned.
         max_length: Longest prompt in tokens, BOS included.
         over_long: Drop longer prompts and count them, or refuse the first. Prompts are never truncated.
         system_prompt: Put before every problem; ``None`` or empty puts none.
+        examples: Worked examples between system prompt and problem, each a user's and an assistant's turn.
 
     Returns:
         The prompts, in the problems' order, and the count of what was kept and dropped.
 
     Raises:
-        ValueError: An over-long prompt when ``over_long`` is ``"error"``, an empty prompt, or no prompt left.
+        ValueError: An over-long prompt when ``over_long`` is ``"error"``, an empty prompt, no prompt left, or a chat template
+            that refuses the system prompt or leaves parts of the examples out.
     """
     head = [{"role": "system", "content": system_prompt}] if system_prompt else []
+    head += [turn for example in examples for turn in worked_turns(example)]
     kept: list[Prompt] = []
     for problem, tokens in zip(problems, _tokenise([head + list(p.messages) for p in problems], tokenizer), strict=True):
         if not tokens:
@@ -99,7 +110,8 @@ def build_prompts(
                 f"the prompt of problem {problem.id} has {len(tokens)} tokens; the limit is data.max_prompt_length={max_length}"
             )
     if not kept:
-        raise ValueError(f"none of {len(problems)} prompts is within data.max_prompt_length={max_length} tokens")
+        shown = f", {len(examples)} worked examples included" if examples else ""
+        raise ValueError(f"none of {len(problems)} prompts is within data.max_prompt_length={max_length} tokens{shown}")
     longest = max(len(prompt.tokens) for prompt in kept)
     return kept, PromptReport(kept=len(kept), dropped=len(problems) - len(kept), longest=longest)
 
@@ -130,16 +142,34 @@ def pad_prompts(prompts: Sequence[Prompt], *, multiple: int) -> tuple[Int32[np.n
 def _tokenise(conversations: list[list[dict[str, str]]], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
     if not conversations:
         return []
-    if tokenizer.chat_template is None:
-        texts = ["\n\n".join(message["content"] for message in messages) for messages in conversations]
-    else:
-        texts = cast(list[str], tokenizer.apply_chat_template(conversations, add_generation_prompt=True, tokenize=False))
+    texts = _render(conversations, tokenizer)
     tokenised: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
     bos = tokenizer.bos_token_id
     if not isinstance(bos, int):
         return tokenised
     adds_bos = tokenizer("0")["input_ids"][0] == bos
     return [_one_bos(tokens, bos, adds_bos) for tokens in tokenised]
+
+
+def _render(conversations: list[list[dict[str, str]]], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    if tokenizer.chat_template is None:
+        return ["\n\n".join(message["content"] for message in messages) for messages in conversations]
+    try:
+        rendered = tokenizer.apply_chat_template(
+            conversations, add_generation_prompt=True, tokenize=False, date_string=TEMPLATE_DATE
+        )
+    except TemplateError as error:
+        raise ValueError(
+            f"the model's chat template refuses the messages ({error}); data.system_prompt='' sends none"
+        ) from error
+    texts = cast(list[str], rendered)
+    for message in conversations[0]:
+        if message["role"] == "assistant" and message["content"].strip() not in texts[0]:
+            raise ValueError(
+                "the model's chat template leaves the reasoning of earlier turns out, so worked examples would teach to answer "
+                "without any; set data.few_shot=0"
+            )
+    return texts
 
 
 def _one_bos(tokens: list[int], bos: int, adds_bos: bool) -> list[int]:

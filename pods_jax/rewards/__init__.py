@@ -1,16 +1,33 @@
-"""What completions earn, on the host: text in, numbers out. answers.py decides what is right, scoring.py sums the parts."""
+"""What completions earn, on the host: text in, numbers out.
 
-from pods_jax.rewards.answers import extract_answer, is_correct, same_answer
+``extraction`` finds a completion's answer, ``answers`` compares it with the gold one by kind (``quantities``, ``expressions``,
+``choices``, ``chemistry``), ``workers`` runs what must not run in the training process (``algebra``, ``gym``, own rewards),
+``table`` names the rewards and ``scoring`` sums a run's. ``python -m pods_jax.rewards.agreement`` compares with graded
+completions.
+"""
+
+from pods_jax.rewards.answers import KINDS, gold_fault, is_correct, judge, same_answer, vote
+from pods_jax.rewards.extraction import DEFAULT_SOURCES, SOURCES, extract_answer
 from pods_jax.rewards.scoring import REWARDS, Reward, RewardFunction, Scorer, Scores, make_scorer
+from pods_jax.rewards.workers import Job, Outcome, WorkerPool
 
 __all__ = [
+    "DEFAULT_SOURCES",
+    "KINDS",
     "REWARDS",
+    "SOURCES",
+    "Job",
+    "Outcome",
     "Reward",
     "RewardFunction",
     "Scorer",
     "Scores",
+    "WorkerPool",
     "extract_answer",
+    "gold_fault",
     "is_correct",
+    "judge",
     "make_scorer",
     "same_answer",
+    "vote",
 ]

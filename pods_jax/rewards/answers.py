@@ -1,35 +1,34 @@
-"""Is a completion's answer the gold answer? Text alone decides; nothing from a completion is ever evaluated.
+"""Is a completion's answer the gold answer? The table of kinds of answers, each with its way of comparing.
 
-Every function here is linear in the length of the completion, whatever it holds.
+``extraction.py`` finds the answer; the problem's ``answer_kind`` says how it is compared. Here text alone decides, in time
+linear in its length, and nothing from a completion is ever evaluated. What needs algebra or a foreign scorer comes back as a
+``Job`` for the worker processes.
 """
 
+import json
 import re
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 
-from pods_jax.types import Problem
+from pods_jax.problem import Problem
+from pods_jax.rewards.chemistry import read_equation, same_equation
+from pods_jax.rewards.choices import read_choice, same_choice
+from pods_jax.rewards.expressions import same_mathematics
+from pods_jax.rewards.extraction import DEFAULT_SOURCES, boxed, extract_answer
+from pods_jax.rewards.quantities import LONGEST_NUMBER, Quantity, read_quantity, same_quantity
+from pods_jax.rewards.spelling import compact, tidy, without_lead
+from pods_jax.rewards.workers import Job
 
-LONGEST_NUMBER = 64
-"""Characters up to which a text is read as a number; longer ones are compared as text."""
+Verdict = bool | Job | None
+"""Right or wrong; a job whose number is the share of right (1 is right); ``None`` when the gold answer cannot be read."""
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)(?:\.[0-9]+)?")
 _LEADING_ZERO = re.compile(r"[+-]?0[0-9,]")
-
-
-def extract_answer(text: str) -> str | None:
-    """Return what stands in the last complete ``<answer>…</answer>`` block, stripped; ``None`` without one.
-
-    Precedence: the last ``</answer>`` closes the block, and the last ``<answer>`` before it opens it. An opened block that
-    never closes (a completion cut at the limit) is no answer, and neither is a number outside the block.
-    """
-    end = text.rfind("</answer>")
-    if end < 0:
-        return None
-    start = text.rfind("<answer>", 0, end)
-    return None if start < 0 else text[start + len("<answer>") : end].strip()
+_GYM = "pods_jax.rewards.gym:score_answer"
 
 
 def same_answer(answer: str, gold: str) -> bool:
-    """Compare an extracted answer with the gold answer.
+    """Compare answers of kind ``exact``.
 
     Equal texts are equal answers. Otherwise both must be numbers as a whole, and exactly equal in value: an optional sign,
     digits with or without thousands separators, optional decimals (``1,000`` = ``1000.0``). Any rest makes it text:
@@ -45,13 +44,105 @@ def same_answer(answer: str, gold: str) -> bool:
     return value is not None and value == _number(gold)
 
 
-def is_correct(problem: Problem, completion: str) -> bool:
-    """Tell whether a completion answers its problem; the measure of accuracy, in training and in evaluation."""
-    answer = extract_answer(completion)
-    return answer is not None and same_answer(answer, problem.answer)
+def same_number(answer: str, gold: str) -> bool | None:
+    """Compare answers of kind ``number`` by the value that they say (``quantities.py``); ``None`` for a gold without one."""
+    wanted = read_quantity(gold)
+    if wanted is None:
+        return None
+    given = read_quantity(answer)
+    return given is not None and same_quantity(given, wanted)
+
+
+def same_text(answer: str, gold: str) -> bool | None:
+    """Compare answers of kind ``text``: words, whatever their case, markup and full stop; ``None`` for an empty gold."""
+    wanted = tidy(gold).casefold()
+    return without_lead(tidy(answer)).casefold() == wanted if wanted else None
+
+
+KINDS: dict[str, Callable[[Problem, str], Verdict]] = {
+    "exact": lambda problem, answer: same_answer(answer, problem.answer),
+    "number": lambda problem, answer: same_number(_inner(answer), problem.answer),
+    "math": lambda problem, answer: same_mathematics(_inner(answer), problem.answer),
+    "choice": lambda problem, answer: same_choice(_inner(answer), problem.answer, problem.choices),
+    "equation": lambda problem, answer: same_equation(_inner(answer), problem.answer),
+    "text": lambda problem, answer: same_text(_inner(answer), problem.answer),
+    "reasoning_gym": lambda problem, answer: Job(_GYM, (answer, problem.extra)),
+}
+"""How an answer is compared with a problem's gold answer, by ``Problem.answer_kind``."""
+
+
+def find_kind(name: str) -> Callable[[Problem, str], Verdict]:
+    """Look a kind of answer up.
+
+    Raises:
+        ValueError: No such kind; the message names all.
+    """
+    if name not in KINDS:
+        raise ValueError(f"answer_kind={name!r} is no kind of answer; valid: {', '.join(KINDS)}")
+    return KINDS[name]
+
+
+def judge(problem: Problem, completion: str, sources: Sequence[str] = DEFAULT_SOURCES) -> Verdict:
+    """Judge a completion; one without an answer is wrong.
+
+    Raises:
+        ValueError: The problem's kind of answer does not exist.
+    """
+    same = find_kind(problem.answer_kind)
+    answer = extract_answer(completion, sources)
+    return False if answer is None else same(problem, answer)
+
+
+def is_correct(problem: Problem, completion: str, sources: Sequence[str] = DEFAULT_SOURCES) -> bool:
+    """Tell whether a completion answers its problem, where text alone can tell.
+
+    Raises:
+        ValueError: It takes a worker process; ``Scorer.correct`` judges answers of any kind.
+    """
+    verdict = judge(problem, completion, sources)
+    if isinstance(verdict, Job):
+        raise ValueError(f"problem {problem.id} has an answer of kind {problem.answer_kind}, which worker processes judge")
+    return bool(verdict)
+
+
+def vote(problem: Problem, completion: str, sources: Sequence[str] = DEFAULT_SOURCES) -> str | None:
+    """One spelling of a completion's answer, so that equal answers count together in a vote; ``None`` without an answer."""
+    answer = extract_answer(completion, sources)
+    if answer is None or problem.answer_kind in ("exact", "reasoning_gym"):
+        return answer
+    answer = _inner(answer)
+    if problem.answer_kind == "choice":
+        return read_choice(answer, problem.choices) or answer
+    value = read_quantity(answer) if problem.answer_kind in ("number", "math") else None
+    return _spelled(value) if value else compact(tidy(answer)) or answer
+
+
+def gold_fault(problem: Problem) -> str | None:
+    """Why a problem's gold answer cannot be used, for a report at load time; ``None`` when it can."""
+    gold, kind = problem.answer, problem.answer_kind
+    find_kind(kind)
+    readable = {
+        "number": lambda: read_quantity(gold) is not None,
+        "choice": lambda: read_choice(gold, problem.choices) is not None,
+        "equation": lambda: read_equation(gold) is not None,
+        "reasoning_gym": lambda: {"dataset", "options", "entry"} <= json.loads(problem.extra or "{}").keys(),
+    }
+    return None if readable.get(kind, lambda: bool(tidy(gold)))() else f"{gold!r} cannot be read as an answer of kind {kind}"
+
+
+def _inner(answer: str) -> str:
+    # A block that is closed twice holds its answer up to the first closing tag, and a box in it is the answer. Exact answers
+    # forgive nothing.
+    block = answer.partition("</answer>")[0]
+    inner = boxed(block)
+    return block if inner is None else inner
 
 
 def _number(text: str) -> Decimal | None:
     if len(text) > LONGEST_NUMBER or not _NUMBER.fullmatch(text) or _LEADING_ZERO.match(text):
         return None
     return Decimal(text.replace(",", ""))
+
+
+def _spelled(quantity: Quantity) -> str:
+    return f"{quantity.value}%" if quantity.percent else str(quantity.value)

@@ -1,40 +1,30 @@
-"""What a completion earns: the table of rewards, and the scorer that sums a run's weighted parts.
+"""What a completion earns: the scorer that sums a run's weighted rewards.
 
 Stands between the rollout engine, whose completions it reads as text, and selection, which sees one number for each rollout.
-A reward is ``function(problem, completion) -> float | None``, where ``None`` (or a number that is not finite) means that it
-cannot score this completion. Such a rollout, or one on which the function raises, is invalid: counted, and never kept.
+A rollout that some reward could not score, or whose verifier was late, died or raised, is invalid: counted, and never kept.
 """
 
-import difflib
-import importlib
-import inspect
 import logging
 import math
-import os
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from numbers import Real
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import get_args
+from functools import partial
 
 import numpy as np
-from jaxtyping import Bool, Float32
+from jaxtyping import Bool, Float32, Int
 
-from pods_jax.rewards.answers import is_correct
-from pods_jax.types import Problem
+from pods_jax.problem import Problem
+from pods_jax.rewards.answers import judge
+from pods_jax.rewards.extraction import DEFAULT_SOURCES, check_sources
+from pods_jax.rewards.table import REWARDS, Reward, RewardFunction, find_reward
+from pods_jax.rewards.workers import Fault, Job, Outcome, WorkerPool, outcome_of
 
-RewardFunction = Callable[[Problem, str], float | None]
-TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-PENALTY_PER_CHARACTER = 0.01
+__all__ = ["REWARDS", "Reward", "RewardFunction", "Scorer", "Scores", "make_scorer"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Reward:
-    """A reward function and the weight it has unless the configuration sets another."""
-
-    function: RewardFunction
-    weight: float
 
 
 @dataclass(frozen=True)
@@ -45,174 +35,192 @@ class Scores:
         rewards_PN: Weighted sum of the parts; 0 where the rollout is invalid.
         parts: Unweighted scores of each reward by name; NaN where it could not score.
         valid_PN: Every part scored, and their sum is finite.
-        unscored: For each reward, how many completions it could not score, exceptions included.
+        unscored: For each reward, how many completions it could not score, faults included.
+        faults: How many scores were lost to each fault: ``time``, ``memory``, ``crash``, ``error``.
     """
 
     rewards_PN: Float32[np.ndarray, "P N"]
     parts: dict[str, Float32[np.ndarray, "P N"]]
     valid_PN: Bool[np.ndarray, "P N"]
     unscored: dict[str, int]
-
-
-def correct(problem: Problem, completion: str) -> float:
-    """1 for the right answer in the last ``<answer>…</answer>`` block, else 0."""
-    return float(is_correct(problem, completion))
-
-
-def format_score(problem: Problem, completion: str) -> float:
-    """1 for ``<think>…</think>`` followed by ``<answer>…</answer>``, less 0.01 for each character outside, at least 0.
-
-    The first tag of each kind after the one before it counts; whatever else there is, further tags included, stands outside.
-    White space outside is free: the paper leaves that open, and a line break between the blocks is no fault.
-
-    Reference: PODS (arXiv 2504.13818), format reward of the single-GPU set-up.
-    """
-    del problem
-    inside, outside = 0, []
-    for opening, closing in (TAGS[:2], TAGS[2:]):
-        start = completion.find(opening, inside)
-        end = completion.find(closing, start + len(opening)) if start >= 0 else -1
-        if end < 0:
-            return 0.0
-        outside.append(completion[inside:start])
-        inside = end + len(closing)
-    outside.append(completion[inside:])
-    # A hundred words take the whole score already, so the rest of a huge completion need not be split.
-    stray = sum(len(word) for part in outside for word in part.split(maxsplit=100))
-    return max(0.0, 1.0 - PENALTY_PER_CHARACTER * stray)
-
-
-def tag_count(problem: Problem, completion: str) -> float:
-    """How many of the four tags ``<think> </think> <answer> </answer>`` stand exactly once: 0 to 4.
-
-    Reference: PODS (arXiv 2504.13818), tag-count reward; its weight there is 0.025 a tag.
-    """
-    del problem
-    return float(sum(completion.count(tag) == 1 for tag in TAGS))
-
-
-REWARDS: dict[str, Reward] = {
-    "correct": Reward(correct, weight=1.0),
-    "format": Reward(format_score, weight=0.1),
-    "tag_count": Reward(tag_count, weight=0.025),
-}
+    faults: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """The weighted rewards of a run; built by ``make_scorer``."""
+    """The weighted rewards of a run; built by ``make_scorer``. A context manager: leaving it ends the worker processes."""
 
     rewards: dict[str, Reward]
-    _warned: set[str] = field(default_factory=set, repr=False)
+    sources: tuple[str, ...] = DEFAULT_SOURCES
+    pool: WorkerPool = field(default_factory=WorkerPool, repr=False)
+    _warned: set[tuple[str, str]] = field(default_factory=set, repr=False)
 
-    def score(self, problems_P: Sequence[Problem], texts_PN: Sequence[Sequence[str]]) -> Scores:
+    def score(
+        self,
+        problems_P: Sequence[Problem],
+        texts_PN: Sequence[Sequence[str]],
+        *,
+        length_PN: Int[np.ndarray, "P N"] | None = None,
+    ) -> Scores:
         """Score every completion of every group.
 
         Args:
             problems_P: One problem for each group.
             texts_PN: N completions for each problem, as text.
+            length_PN: Their numbers of tokens, EOS included; only a reward on the length needs them.
 
         Raises:
-            ValueError: The numbers of problems and groups differ, or the groups differ in size.
+            ValueError: The numbers of problems, groups or lengths differ, or the groups differ in size; or a reward on the
+                length has no lengths.
             TypeError: A reward returned something that is neither a number nor ``None``; the message names it.
         """
-        n = len(texts_PN[0]) if texts_PN else 0
-        if len(problems_P) != len(texts_PN) or any(len(texts_N) != n for texts_N in texts_PN):
-            raise ValueError(
-                f"{len(problems_P)} problems with groups of {[len(t) for t in texts_PN]} completions cannot be scored"
+        shape = _shape(problems_P, texts_PN)
+        length_P = np.zeros(shape, int) if length_PN is None else np.asarray(length_PN)
+        by_length = [name for name, reward in self.rewards.items() if reward.reads == "length"]
+        if length_P.shape != shape or (by_length and length_PN is None):
+            given = "no lengths" if length_PN is None else f"lengths of shape {length_P.shape}"
+            raise ValueError(f"rewards {', '.join(self.rewards)} of {shape} completions cannot be computed from {given}")
+        rows = [
+            (problem, text, int(tokens))
+            for problem, texts_N, length_N in zip(problems_P, texts_PN, length_P, strict=True)
+            for text, tokens in zip(texts_N, length_N, strict=True)
+        ]
+        calls = {name: [_call(reward, *row) for row in rows] for name, reward in self.rewards.items()}
+        return self._scores(self._outcomes(calls, [row[0] for row in rows]), shape)
+
+    def correct(self, problems_P: Sequence[Problem], texts_PN: Sequence[Sequence[str]]) -> Bool[np.ndarray, "P N"]:
+        """Whether each completion answers its problem: the measure of accuracy, for problems of any kind of answer.
+
+        An answer that the verifier could not judge counts as wrong, with a warning in the log. Arguments and errors as in
+        ``score``.
+        """
+        shape = _shape(problems_P, texts_PN)
+        rows = [(problem, text) for problem, texts_N in zip(problems_P, texts_PN, strict=True) for text in texts_N]
+        reward = Reward(lambda problem, text: _as_score(judge(problem, text, self.sources)), 1.0)
+        outcomes = self._outcomes({"correct": [_call(reward, *row, 0) for row in rows]}, [row[0] for row in rows])
+        return np.array([outcome.value == 1.0 for outcome in outcomes["correct"]], bool).reshape(shape)
+
+    def close(self) -> None:
+        """End the worker processes; a later call starts new ones."""
+        self.pool.close()
+
+    def __enter__(self) -> "Scorer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _outcomes(self, calls: dict[str, list[Outcome | Job]], problems: list[Problem]) -> dict[str, list[Outcome]]:
+        """Replace jobs by what became of them, all rewards' in one go; report the first fault of each kind."""
+        done = iter(self.pool.run([call for part in calls.values() for call in part if isinstance(call, Job)]))
+        outcomes = {name: [next(done) if isinstance(call, Job) else call for call in part] for name, part in calls.items()}
+        for name, part in outcomes.items():
+            for problem, outcome in zip(problems, part, strict=True):
+                self._report(name, problem, outcome)
+        return outcomes
+
+    def _report(self, name: str, problem: Problem, outcome: Outcome) -> None:
+        if outcome.wrong_type:
+            raise TypeError(f"reward {name} returned {outcome.detail} for problem {problem.id}; expected a number or None")
+        if outcome.fault and (name, outcome.fault) not in self._warned:
+            self._warned.add((name, outcome.fault))
+            logger.warning(
+                "reward %s failed on problem %s (%s); the rollout is invalid\n%s",
+                name,
+                problem.id,
+                outcome.fault,
+                outcome.detail,
             )
-        parts = {name: self._part(name, problems_P, texts_PN).reshape(len(texts_PN), n) for name in self.rewards}
+
+    def _scores(self, outcomes: dict[str, list[Outcome]], shape: tuple[int, int]) -> Scores:
+        parts = {name: _finite([outcome.value for outcome in part]).reshape(shape) for name, part in outcomes.items()}
         with np.errstate(over="ignore", invalid="ignore"):  # an infinite or undefined sum is what makes a rollout invalid
             total_PN = sum(np.float64(reward.weight) * parts[name] for name, reward in self.rewards.items())
             rewards_PN = np.asarray(total_PN).astype(np.float32)
         valid_PN = np.isfinite(rewards_PN)
         unscored = {name: int(np.isnan(part_PN).sum()) for name, part_PN in parts.items()}
-        return Scores(np.where(valid_PN, rewards_PN, np.float32(0)), parts, valid_PN, unscored)
-
-    def _part(self, name: str, problems_P: Sequence[Problem], texts_PN: Sequence[Sequence[str]]) -> np.ndarray:
-        scores = [
-            self._one(name, problem, text) for problem, texts_N in zip(problems_P, texts_PN, strict=True) for text in texts_N
-        ]
-        with np.errstate(over="ignore"):
-            part = np.array(scores, np.float64).astype(np.float32)
-        return np.where(np.isfinite(part), part, np.float32(np.nan))
-
-    def _one(self, name: str, problem: Problem, text: str) -> float:
-        try:
-            score = self.rewards[name].function(problem, text)
-        except Exception:
-            if name not in self._warned:
-                self._warned.add(name)
-                logger.warning("reward %s failed on problem %s; the rollout is invalid", name, problem.id, exc_info=True)
-            return math.nan
-        if score is None:
-            return math.nan
-        if not isinstance(score, Real | np.bool_):
-            raise TypeError(
-                f"reward {name} returned {type(score).__name__} for problem {problem.id}; expected a number or None"
-            )
-        try:
-            return float(score)
-        except OverflowError:  # an integer beyond any float
-            return math.nan
+        counts = Counter(outcome.fault for part in outcomes.values() for outcome in part)
+        return Scores(
+            np.where(valid_PN, rewards_PN, np.float32(0)),
+            parts,
+            valid_PN,
+            unscored,
+            {fault: counts[fault] for fault in get_args(Fault)},
+        )
 
 
-def make_scorer(functions: Sequence[str], weights: Sequence[float] | None = None) -> Scorer:
-    """Build the scorer of a run.
+def make_scorer(
+    functions: Sequence[str],
+    weights: Sequence[float] | None = None,
+    *,
+    sources: Sequence[str] = DEFAULT_SOURCES,
+    max_completion_length: int | None = None,
+    length_margin: float = 0.2,
+    time_limit: float = 5.0,
+    memory_limit_mb: int = 1024,
+    workers: int = 0,
+) -> Scorer:
+    """Build the scorer of a run. No process is started before one is needed.
 
     Args:
         functions: Entries of ``REWARDS``, or ``module:function`` for an own one, importable from the working directory.
         weights: One for each function; ``None`` takes each one's own (1.0 for an own function).
+        sources: Where an answer may stand: some of ``SOURCES``, whose order is the precedence.
+        max_completion_length: Longest completion in tokens; only a reward on the length needs it.
+        length_margin: Share of that length, at its end, over which the penalty on long completions grows.
+        time_limit: Seconds of wall-clock time for an answer that a worker process verifies, and for a call of an own reward.
+        memory_limit_mb: MiB of memory for the same.
+        workers: Worker processes; 0 takes one for each CPU core, at most 8.
 
     Raises:
-        ValueError: No function, one named twice, unknown or not importable; or weights of another number or not finite.
+        ValueError: No function, one named twice, unknown or not importable; weights of another number or not finite; unknown
+            sources; a reward on the length without a longest completion; or a limit out of range.
     """
     if not functions or len(set(functions)) < len(functions):
         raise ValueError(f"reward.functions={list(functions)} must name at least one reward, and each once")
-    found = {name: _find_reward(name) for name in functions}
-    if weights is None:
-        return Scorer(found)
-    if len(weights) != len(functions):
-        raise ValueError(f"reward.weights={list(weights)} has {len(weights)} values; reward.functions has {len(functions)}")
-    if not all(math.isfinite(weight) for weight in weights):
-        raise ValueError(f"reward.weights={list(weights)} must be finite numbers")
-    return Scorer({name: Reward(found[name].function, weight) for name, weight in zip(functions, weights, strict=True)})
+    sources = check_sources(sources)
+    rewards = {name: _bound(name, find_reward(name), sources, max_completion_length, length_margin) for name in functions}
+    if weights is not None:
+        if len(weights) != len(functions):
+            raise ValueError(f"reward.weights={list(weights)} has {len(weights)} values; reward.functions has {len(functions)}")
+        if not all(math.isfinite(weight) for weight in weights):
+            raise ValueError(f"reward.weights={list(weights)} must be finite numbers")
+        rewards = {name: replace(rewards[name], weight=weight) for name, weight in zip(functions, weights, strict=True)}
+    return Scorer(rewards, sources, WorkerPool(time_limit=time_limit, memory_limit_mb=memory_limit_mb, workers=workers))
 
 
-def _find_reward(name: str) -> Reward:
-    if name in REWARDS:
-        return REWARDS[name]
-    module_name, colon, function_name = name.partition(":")
-    if not (colon and module_name and function_name):
-        near = difflib.get_close_matches(name, REWARDS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"reward.functions: {name!r} is no reward; {hint}valid: {', '.join(REWARDS)}, or module:function")
-    function = _import_function(module_name, function_name)
-    _check_signature(name, function)
-    return Reward(function, weight=1.0)
+def _bound(name: str, reward: Reward, sources: tuple[str, ...], limit: int | None, margin: float) -> Reward:
+    if reward.reads == "answer":
+        return replace(reward, function=partial(reward.function, sources=sources))
+    if reward.reads == "text":
+        return reward
+    if limit is None or limit < 1 or not 0 < margin <= 1:
+        raise ValueError(
+            f"reward {name} needs a longest completion and a margin of it above 0 and at most 1: {limit}, {margin}"
+        )
+    return replace(reward, function=partial(reward.function, limit=limit, margin=margin))
 
 
-def _import_function(module_name: str, function_name: str) -> RewardFunction:
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+def _shape(problems_P: Sequence[Problem], texts_PN: Sequence[Sequence[str]]) -> tuple[int, int]:
+    n = len(texts_PN[0]) if texts_PN else 0
+    if len(problems_P) != len(texts_PN) or any(len(texts_N) != n for texts_N in texts_PN):
+        raise ValueError(f"{len(problems_P)} problems with groups of {[len(t) for t in texts_PN]} completions cannot be scored")
+    return len(texts_PN), n
+
+
+def _call(reward: Reward, problem: Problem, text: str, tokens: int) -> Outcome | Job:
     try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"reward.functions: module {module_name!r} cannot be imported ({reason})") from error
-    function: RewardFunction | None = vars(module).get(function_name)
-    if not callable(function):
-        fault = "has no function" if function is None else "has something that is no function named"
-        raise ValueError(f"reward.functions: module {module_name!r} {fault} {function_name!r}")
-    return function
+        score = reward.function(tokens) if reward.reads == "length" else reward.function(problem, text)
+    except Exception:
+        return Outcome(fault="error", detail=traceback.format_exc())
+    return score if isinstance(score, Job) else outcome_of(score)
 
 
-def _check_signature(name: str, function: RewardFunction) -> None:
-    try:
-        signature = inspect.signature(function)
-    except ValueError:  # some built-in functions do not tell theirs
-        return
-    try:
-        signature.bind("problem", "completion")
-    except TypeError as error:
-        raise ValueError(f"reward.functions: {name} takes {signature}; expected (problem, completion)") from error
+def _as_score(verdict: bool | Job | None) -> float | Job | None:
+    return float(verdict) if isinstance(verdict, bool) else verdict
+
+
+def _finite(values: Sequence[float | None]) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        part = np.array([math.nan if value is None else value for value in values], np.float64).astype(np.float32)
+    return np.where(np.isfinite(part), part, np.float32(np.nan))

@@ -3,16 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pods_jax.data.arithmetic import (
-    HELD_OUT_SHARE,
-    MAX_PROBLEMS,
-    demonstration,
-    generate,
-    gold,
-    is_held_out,
-    load_problems,
-    totals,
-)
+from pods_jax.data.arithmetic import MAX_PROBLEMS, demonstration, generate, gold, load_problems, totals
+from pods_jax.data.splitting import HELD_OUT_SHARE, is_held_out
 
 EXAMPLE = "+4*3+5-2*7+1="
 FROZEN = ["+9*1-5+8+2*8=", "+1-2-9-7+8+2=", "+2+5*9+8+7*6=", "+2-1*5+2+3+9="]
@@ -101,6 +93,12 @@ def test_problems_are_distinct_the_same_for_a_seed_and_others_for_another():
     assert len({question(p) for p in first}) == len({p.id for p in first}) == 300
     assert {question(p) for p in first} != {question(p) for p in load_problems("train", count=300, seed=2, path=None)}
     assert all(p.answer == gold(question(p)) for p in first)
+
+
+def test_a_problems_solution_is_the_right_demonstrations_reasoning():
+    [problem] = load_problems("train", count=1, seed=0, path=None)
+    shown = demonstration(question(problem), slip=0, rng=rng())
+    assert shown == f"<think>{problem.solution}</think><answer>{problem.answer}</answer>"
 
 
 def test_no_answer_is_a_good_guess():

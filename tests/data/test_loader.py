@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pods_jax.data.loader import make_loader
-from pods_jax.types import Problem, Prompt
+from pods_jax.problem import Problem
+from pods_jax.types import Prompt
 
 
 def prompts(count):

@@ -9,7 +9,10 @@ from tokenizers.processors import TemplateProcessing
 
 from pods_jax.assets.tokenizer import write_tokenizer
 from pods_jax.data.prompts import build_prompts, eos_ids, load_tokenizer, pad_prompts
-from pods_jax.types import Problem, Prompt
+from pods_jax.data.rows import Source
+from pods_jax.data.tasks import THINK_ANSWER_PROMPT, load_splits
+from pods_jax.problem import Problem
+from pods_jax.types import Prompt
 
 BOS, EOS = 1, 2
 
@@ -162,3 +165,94 @@ def test_a_missing_or_unreadable_tokenizer_folder_is_refused_by_name(tmp_path):
         load_tokenizer(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"model\.path=.* holds no readable tokenizer"):
         load_tokenizer(tmp_path)
+
+
+QWEN = (
+    "{% if messages[0]['role'] != 'system' %}{{ '<sys>default' }}{% endif %}"
+    "{% for m in messages %}{{ '[' + m['role'] + ']' + m['content'] + '<eos>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '[assistant]' }}{% endif %}"
+)
+LLAMA_3 = (
+    "{{ bos_token }}{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
+    "{% if messages[0]['role'] == 'system' %}{% set system = messages[0]['content']|trim %}{% set messages = messages[1:] %}"
+    "{% else %}{% set system = '' %}{% endif %}{{ '[system]Today: ' + date_string + '\n' + system }}"
+    "{% for m in messages %}{{ '[' + m['role'] + ']' + m['content']|trim }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '[assistant]' }}{% endif %}"
+)
+DROPS_REASONING = "{% for m in messages %}{{ m['content'].split('</think>')[-1] }}{% endfor %}"
+NO_SYSTEM = (
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}{{ messages[0]['content'] }}"
+)
+EXAMPLES = [
+    Problem("e/0", ({"role": "user", "content": "1+1="},), "2", "made_up", solution="one more"),
+    Problem("e/1", ({"role": "user", "content": "2+2="},), "4", "made_up"),
+]
+SHOWN = ["<think>one more</think>\n<answer>2</answer>", "<think>Working it out gives 4.</think>\n<answer>4</answer>"]
+
+
+@pytest.fixture
+def words(tokenizer):
+    """The bundled tokenizer with every character of the templates, so that texts come back whole."""
+    tokenizer.add_tokens(list("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ[]<>"))
+    return tokenizer
+
+
+def text_of(tokenizer, examples, template, system_prompt="reason"):
+    tokenizer.chat_template = template
+    prompts, _ = build_prompts(
+        [problem("3+3=")], tokenizer, max_length=400, over_long="error", system_prompt=system_prompt, examples=examples
+    )
+    return tokenizer.decode(prompts[0].tokens)
+
+
+def test_examples_are_turns_between_system_prompt_and_problem(words):
+    assert text_of(words, EXAMPLES, QWEN) == (
+        f"[system]reason<eos>\n[user]1+1=<eos>\n[assistant]{SHOWN[0]}<eos>\n"
+        f"[user]2+2=<eos>\n[assistant]{SHOWN[1]}<eos>\n[user]3+3=<eos>\n[assistant]"
+    )
+
+
+def test_a_template_with_a_date_writes_the_same_one_every_day_and_one_bos(words):
+    assert text_of(adding_bos(words), EXAMPLES[:1], LLAMA_3) == (
+        f"<bos>[system]Today: 26 Jul 2024\nreason[user]1+1=[assistant]{SHOWN[0]}[user]3+3=[assistant]"
+    )
+
+
+def test_without_a_template_examples_are_plain_text(words):
+    assert text_of(words, EXAMPLES[:1], None) == f"reason\n\n1+1=\n\n{SHOWN[0]}\n\n3+3="
+
+
+def test_a_template_that_drops_the_reasoning_of_examples_is_refused(words):
+    with pytest.raises(ValueError, match=r"leaves the reasoning of earlier turns out.*data\.few_shot=0"):
+        text_of(words, EXAMPLES, DROPS_REASONING)
+    assert text_of(words, [], DROPS_REASONING) == "reason3+3="
+
+
+def test_a_template_without_system_role_is_refused_with_the_way_out(words):
+    with pytest.raises(ValueError, match=r"refuses the messages \(no system role\); data\.system_prompt=''"):
+        text_of(words, [], NO_SYSTEM)
+    assert text_of(words, [], NO_SYSTEM, system_prompt="") == "3+3="
+
+
+def test_a_real_tokenizer_gets_one_bos_the_system_prompt_and_examples_as_turns(smollm2):
+    tokenizer = load_tokenizer(smollm2)
+    text = text_of(tokenizer, EXAMPLES[:1], tokenizer.chat_template, THINK_ANSWER_PROMPT)
+    assert text == (
+        f"<|im_start|>system\n{THINK_ANSWER_PROMPT}<|im_end|>\n<|im_start|>user\n1+1=<|im_end|>\n"
+        f"<|im_start|>assistant\n{SHOWN[0]}<|im_end|>\n<|im_start|>user\n3+3=<|im_end|>\n<|im_start|>assistant\n"
+    )
+    prompts, _ = build([problem("3+3=")], tokenizer, max_length=400)
+    assert prompts[0].tokens.count(tokenizer.bos_token_id) == text_of(tokenizer, [], tokenizer.chat_template).count(
+        "<|im_start|>"
+    )
+    assert prompts[0].tokens[0] == tokenizer.bos_token_id != prompts[0].tokens[1]
+
+
+def test_over_long_real_prompts_are_counted(smollm2, real_data):
+    splits = load_splits("gsm8k", train_problems=300, held_out_problems=1, seed=0, source=Source(path=str(real_data / "gsm8k")))
+    tokenizer = load_tokenizer(smollm2)
+    _, whole = build(splits.train, tokenizer, max_length=512, system_prompt=THINK_ANSWER_PROMPT)
+    assert (whole.kept, whole.dropped) == (300, 0)
+    _, cut = build(splits.train, tokenizer, max_length=150, system_prompt=THINK_ANSWER_PROMPT)
+    assert 0 < cut.dropped < 150
+    assert cut.longest <= 150

@@ -1,15 +1,30 @@
+import json
 from decimal import Decimal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pods_jax.rewards.answers import LONGEST_NUMBER, extract_answer, is_correct, same_answer
+from pods_jax.rewards.answers import (
+    KINDS,
+    LONGEST_NUMBER,
+    extract_answer,
+    gold_fault,
+    is_correct,
+    judge,
+    same_answer,
+    same_number,
+    same_text,
+    vote,
+)
+from pods_jax.rewards.workers import Job
 from pods_jax.types import Problem
 
+GOLD = {"exact": "18", "number": "18", "math": "18", "choice": "B", "equation": "2H2 + O2 = 2H2O", "text": "Evelyn"}
 
-def problem(answer):
-    return Problem("p/0", (), answer, "made_up")
+
+def problem(answer, kind="exact", **fields):
+    return Problem("p/0", (), answer, "made_up", kind, **fields)
 
 
 @pytest.mark.parametrize(
@@ -139,3 +154,138 @@ def test_right_and_wrong_completions():
 @given(text=st.text(st.characters(codec=None)))
 def test_any_text_is_judged_without_an_error(text):
     assert is_correct(problem("18"), f"<answer>{text}</answer>") in (False, True)
+
+
+def test_the_bundled_kind_is_the_default_and_exact():
+    assert problem("018").answer_kind == "exact"
+    assert not is_correct(problem("018"), "<answer>18</answer>")
+    assert is_correct(problem("018", "number"), "<answer>18</answer>")
+
+
+@pytest.mark.parametrize("kind", GOLD)
+class TestEveryKind:
+    def test_the_gold_answer_is_right_and_another_or_none_is_wrong(self, kind):
+        asked = problem(GOLD[kind], kind)
+        assert judge(asked, f"<answer>{GOLD[kind]}</answer>") is True
+        for completion in ("<answer>C</answer>", "<answer></answer>", "", GOLD[kind], f"<answer>{GOLD[kind]}"):
+            assert judge(asked, completion) is False
+
+    def test_the_gold_answer_can_be_read(self, kind):
+        assert gold_fault(problem(GOLD[kind], kind)) is None
+
+    def test_any_text_is_judged_and_spelled_without_an_error(self, kind):
+        @given(text=st.text(st.characters(codec=None)) | st.text("0123456789.,/%$- =\\frac{}()ABC+"))
+        def check(text):
+            assert isinstance(judge(problem(GOLD[kind], kind), f"<answer>{text}</answer>"), bool | Job)
+            assert isinstance(vote(problem(GOLD[kind], kind), f"<answer>{text}</answer>"), str)
+
+        check()
+
+    @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+    def test_hostile_completions_are_wrong(self, kind, text):
+        verdict = judge(problem(GOLD[kind], kind), text, ["answer", "boxed", "last_number"])
+        assert verdict is False or (kind == "math" and isinstance(verdict, Job))
+
+
+def test_a_gym_answer_is_left_to_the_worker():
+    extra = json.dumps({"dataset": "chain_sum", "options": {}, "entry": {}})
+    asked = problem("", "reasoning_gym", extra=extra)
+    assert judge(asked, "<answer>18</answer>") == Job("pods_jax.rewards.gym:score_answer", ("18", extra))
+    assert judge(asked, "18") is False
+    assert gold_fault(asked) is None
+
+
+def test_all_kinds_are_tested():
+    assert set(KINDS) == {*GOLD, "reasoning_gym"}
+
+
+def test_an_unknown_kind_is_refused_with_all_names():
+    with pytest.raises(ValueError, match="answer_kind='numbr' is no kind of answer; valid: exact, number, math"):
+        judge(problem("18", "numbr"), "<answer>18</answer>")
+
+
+@pytest.mark.parametrize("kind", ["number", "choice", "equation", "math", "text", "reasoning_gym"])
+def test_a_gold_answer_that_cannot_be_read_is_reported_and_never_scored(kind):
+    assert gold_fault(problem("...", kind)) == f"'...' cannot be read as an answer of kind {kind}"
+    if kind != "reasoning_gym":
+        assert judge(problem("...", kind), "<answer>18</answer>") is None
+
+
+def test_what_needs_a_worker_is_not_judged_without_one():
+    with pytest.raises(ValueError, match="problem p/0 has an answer of kind math, which worker processes judge"):
+        is_correct(problem("p - q", "math"), "<answer>-q + p</answer>")
+
+
+@pytest.mark.parametrize("kind", ["number", "math"])
+@pytest.mark.parametrize(
+    "block",
+    [
+        "18</answer></answer>",
+        "18\n</answer>\n</answer>",
+        "$18</answer>",
+        r"\boxed{18}</answer>",
+        r"It is \(\boxed{18}\).</answer>",
+    ],
+)
+def test_a_block_closed_twice_or_with_a_box_holds_its_answer(kind, block):
+    assert is_correct(problem("18", kind), f"<think></think><answer>{block}")
+
+
+@pytest.mark.parametrize(
+    ("completion", "sources", "right"),
+    [
+        (r"\boxed{18}", ["answer", "boxed"], True),
+        (r"\boxed{18}", ["answer"], False),
+        (r"<answer>17</answer> \boxed{18}", ["answer", "boxed"], False),
+        ("it is 18", ["answer", "boxed"], False),
+        ("it is 18", ["last_number"], True),
+        ("it is -18", ["last_number"], False),
+        ("7 (not 18)", ["last_number"], False),
+        ("18 apples less 11", ["last_number"], False),
+    ],
+)
+def test_only_the_sources_asked_for_count(completion, sources, right):
+    assert is_correct(problem("18", "number"), completion, sources) is right
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "same"),
+    [
+        ("$70,000", "70000", True),
+        ("27", "27.0", True),
+        ("-5", "5", False),
+        ("7 (not 18)", "18", False),
+        ("180 * 3", "540", False),
+    ],
+)
+def test_numbers_are_compared_by_the_value_that_they_say(answer, gold, same):
+    assert same_number(answer, gold) is same
+
+
+@pytest.mark.parametrize(
+    ("answer", "same"), [("evelyn", True), ("**Evelyn**.", True), ("The answer is: Evelyn", True), ("Evlyn", False)]
+)
+def test_text_is_compared_whatever_its_case_and_markup(answer, same):
+    assert same_text(answer, r"\text{Evelyn}") is same
+
+
+@pytest.mark.parametrize(
+    ("kind", "one", "other"),
+    [
+        ("number", "$70,000", "70000 dollars"),
+        ("math", r"\frac{14}{3}", "14/3"),
+        ("math", r"\left( 3, \frac{\pi}{2} \right)", r"(3,\frac{\pi}{2})"),
+        ("choice", "(B)", "B. 12"),
+        ("text", "even", r"\text{even}"),
+    ],
+)
+def test_equal_answers_vote_together(kind, one, other):
+    asked = problem(GOLD[kind], kind)
+    assert (
+        vote(asked, f"<answer>{one}</answer>") == vote(asked, f"<answer>{other}</answer>") != vote(asked, "<answer>7</answer>")
+    )
+    assert vote(asked, "no answer") is None
+
+
+def test_exact_answers_vote_as_they_are_written():
+    assert vote(problem("018"), "<answer>018</answer>") == "018"

@@ -1,5 +1,8 @@
 import logging
+import os
+import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -10,6 +13,8 @@ from pods_jax.rewards.scoring import REWARDS, Reward, Scorer, make_scorer
 from pods_jax.types import Problem
 
 PROBLEM = Problem("p/0", (), "18", "made_up")
+CHOICE = Problem("p/1", (), "B", "made_up", "choice", choices=("17", "18"))
+MATH = Problem("p/2", (), "p - q", "made_up", "math")
 RIGHT = "<think>9*2</think><answer>18</answer>"
 WRONG = "<think>9*2</think><answer>17</answer>"
 HOSTILE = [
@@ -21,8 +26,11 @@ HOSTILE = [
 ]
 
 
+TEXT_REWARDS = sorted(name for name, reward in REWARDS.items() if reward.reads != "length")
+
+
 def score_one(name, text):
-    return REWARDS[name].function(PROBLEM, text)
+    return REWARDS[name].function(CHOICE if name == "choice" else PROBLEM, text)
 
 
 def scorer_of(function, weight=1.0):
@@ -42,11 +50,27 @@ def own_module(tmp_path, monkeypatch):
     return write
 
 
-@pytest.mark.parametrize("name", sorted(REWARDS))
+@pytest.fixture(autouse=True)
+def closed_scorers(monkeypatch):
+    """Every scorer that a test makes is closed after it."""
+    made = []
+    original = Scorer.__init__
+
+    def remembered(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        made.append(self)
+
+    monkeypatch.setattr(Scorer, "__init__", remembered)
+    yield
+    for scorer in made:
+        scorer.close()
+
+
+@pytest.mark.parametrize("name", TEXT_REWARDS)
 class TestEveryReward:
     def test_right_form_and_answer_earn_more_than_nothing_at_all(self, name):
         right, nothing = score_one(name, RIGHT), score_one(name, "")
-        assert right is not None
+        assert isinstance(right, float)
         assert right > 0
         assert nothing == 0
 
@@ -57,12 +81,12 @@ class TestEveryReward:
         def check(pieces):
             score = score_one(name, "".join(pieces))
             assert isinstance(score, float)
-            assert 0 <= score <= {"correct": 1, "format": 1, "tag_count": 4}[name]
+            assert 0 <= score <= (4 if name == "tag_count" else 1)
 
         check()
 
     def test_the_default_weight_is_the_papers(self, name):
-        assert make_scorer([name]).rewards[name].weight == {"correct": 1.0, "format": 0.1, "tag_count": 0.025}[name]
+        assert make_scorer([name]).rewards[name].weight == {"format": 0.1, "tag_count": 0.025}.get(name, 1.0)
 
 
 def test_hand_worked_total():
@@ -182,7 +206,9 @@ def test_no_reward_and_a_repeated_reward_are_refused(functions):
 
 @pytest.mark.parametrize("name", ["corect", "correct:", ":correct"])
 def test_an_unknown_name_is_refused_with_the_nearest_and_all_names(name):
-    with pytest.raises(ValueError, match=r"did you mean 'correct'. valid: correct, format, tag_count, or module:function"):
+    with pytest.raises(
+        ValueError, match=r"did you mean 'correct'. valid: correct, choice, format, tag_count, length, or module:function"
+    ):
         make_scorer([name])
 
 
@@ -221,3 +247,141 @@ def test_an_own_function_that_cannot_be_used_is_refused_by_name(own_module, sour
         own_module("own_reward_b", source)
     with pytest.raises(ValueError, match=r"reward\.functions: " + message):
         make_scorer([f"own_reward_b:{function}"])
+
+
+OWN = """
+import os, time
+
+def slow(problem, completion):
+    if completion == "slow":
+        time.sleep(60)
+    if completion == "dies":
+        os._exit(1)
+    if completion == "raises":
+        raise ValueError("no score")
+    return {"none": None, "text": "1"}.get(completion, len(problem.choices))
+
+def away(problem, completion):
+    return os.getpid()
+"""
+
+
+def test_an_own_function_runs_in_another_process_under_the_limits(own_module, caplog):
+    own_module("own_reward_c", OWN)
+    scorer = make_scorer(["own_reward_c:slow"], time_limit=1.0, workers=2)
+    with caplog.at_level(logging.WARNING):
+        scores = scorer.score([CHOICE], [["a", "slow", "dies", "raises", "none", "b"]])
+    assert scores.valid_PN.tolist() == [[True, False, False, False, False, True]]
+    assert scores.rewards_PN.tolist() == [[2, 0, 0, 0, 0, 2]]
+    assert scores.unscored == {"own_reward_c:slow": 4}
+    assert scores.faults == {"time": 1, "memory": 0, "crash": 1, "error": 1}
+    assert sorted(record.getMessage().partition("\n")[0] for record in caplog.records) == [
+        f"reward own_reward_c:slow failed on problem p/1 ({fault}); the rollout is invalid"
+        for fault in ("crash", "error", "time")
+    ]
+    assert "ValueError: no score" in caplog.text
+    assert make_scorer(["own_reward_c:away"], workers=1).score([PROBLEM], [["x"]]).rewards_PN[0, 0] != os.getpid()
+
+
+def test_an_own_function_of_another_type_is_an_error_that_names_it(own_module):
+    own_module("own_reward_d", OWN)
+    with pytest.raises(TypeError, match="reward own_reward_d:slow returned str for problem p/1"):
+        make_scorer(["own_reward_d:slow"], workers=1).score([CHOICE], [["text"]])
+
+
+def test_mathematics_is_verified_in_another_process():
+    scorer = make_scorer(["correct", "format"], workers=1)
+    texts = [[f"<think></think><answer>{answer}</answer>" for answer in ("p - q", "-q + p", "q - p")]]
+    scores = scorer.score([MATH], texts)
+    assert scores.parts["correct"].tolist() == [[1, 1, 0]]
+    assert scorer.correct([MATH], texts).tolist() == [[True, True, False]]
+
+
+@pytest.mark.parametrize("kind", ["exact", "number", "choice", "equation", "text"])
+def test_no_process_starts_for_what_text_alone_decides(kind):
+    scorer = make_scorer(["correct", "format", "tag_count", "choice"])
+    gold = {"choice": "B", "equation": "2H2 + O2 = 2H2O"}.get(kind, "18")
+    texts = [[f"<answer>{answer}</answer>" for answer in (gold, "17", r"\frac{1}{2}", "H2 = 2H", "x" * 5_000)]]
+    assert scorer.correct([Problem("p/3", (), gold, "made_up", kind)], texts).tolist() == [[True, False, False, False, False]]
+    scorer.score([Problem("p/3", (), gold, "made_up", kind)], texts)
+    assert scorer.pool._workers == []
+
+
+def test_accuracy_is_the_reward_for_the_right_answer():
+    scorer = make_scorer(["correct"], sources=["boxed"])
+    problems, texts = [PROBLEM, CHOICE], [[RIGHT, r"\boxed{18}"], [r"\boxed{18}", r"\boxed{A}"]]
+    assert scorer.correct(problems, texts).tolist() == [[False, True], [True, False]]
+    assert scorer.score(problems, texts).parts["correct"].tolist() == [[0, 1], [1, 0]]
+    assert scorer.correct([], []).shape == (0, 0)
+
+
+def test_an_unreadable_gold_answer_is_unscorable_not_wrong():
+    scores = make_scorer(["correct"]).score([Problem("p/4", (), "?", "made_up", "number")], [[RIGHT]])
+    assert not scores.valid_PN.any()
+    assert scores.unscored == {"correct": 1}
+
+
+def test_the_choice_reward_reads_the_letter_whatever_the_kind():
+    problem = Problem("p/5", (), "C", "made_up")
+    scores = make_scorer(["choice"]).score([problem], [["<answer>(C) CCO</answer>", "<answer>A</answer>", "C"]])
+    assert scores.parts["choice"].tolist() == [[1, 0, 0]]
+    assert not make_scorer(["choice"]).score([PROBLEM], [[RIGHT]]).valid_PN.any()
+
+
+def test_the_length_reward_reads_the_number_of_tokens():
+    scorer = make_scorer(["format", "length"], max_completion_length=100, length_margin=0.5)
+    scores = scorer.score([PROBLEM], [["", "", ""]], length_PN=np.array([[50, 75, 100]]))
+    assert scores.parts["length"].tolist() == [[0, -0.5, -1]]
+    assert scores.rewards_PN.tolist() == [[0, -0.5, -1]]
+    with pytest.raises(ValueError, match=r"rewards format, length of \(1, 1\) completions cannot be computed from no lengths"):
+        scorer.score([PROBLEM], [[""]])
+    with pytest.raises(ValueError, match=r"from lengths of shape \(1, 2\)"):
+        scorer.score([PROBLEM], [[""]], length_PN=np.array([[1, 2]]))
+
+
+@pytest.mark.parametrize("options", [{}, {"max_completion_length": 0}, {"max_completion_length": 9, "length_margin": 0.0}])
+def test_a_length_reward_without_a_limit_is_refused(options):
+    with pytest.raises(ValueError, match="reward length needs a longest completion"):
+        make_scorer(["length"], **options)
+
+
+def test_sources_that_do_not_exist_are_refused():
+    with pytest.raises(ValueError, match=r"verify\.sources: 'box' is no source; valid: answer, boxed, last_number"):
+        make_scorer(["correct"], sources=["box"])
+
+
+def test_importing_the_rewards_starts_neither_jax_nor_algebra():
+    code = "import sys, pods_jax.rewards.agreement; sys.exit(any(m in sys.modules for m in ('jax', 'sympy', 'math_verify')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+TOWER = "9^{9^{9^{9}}}"
+HOSTILE_MATHEMATICS = {
+    "power tower": TOWER,
+    "factorial": "99999999!",
+    "nested fractions": r"\frac{1}{" * 150 + "2" + "}" * 150,
+    "braces": "{" * 450 + "18" + "}" * 450,
+    "many braces": "{" * 100_000 + "18" + "}" * 100_000,
+    "long number": "9" * 1_000_000,
+    "long exponent": "2^{" + "9" * 900 + "}",
+    "code": "__import__('os').system('exit')",
+    "null bytes": "18\x00",
+    "surrogates": "\ud80018\udfff",
+    "regular expression": "(" + "a" * 400 + "!" + " " * 400,
+    "words": "is " * 300,
+}
+
+
+def test_hostile_mathematics_scores_nothing_and_costs_at_most_its_limit():
+    scorer = make_scorer(["correct"], time_limit=1.0, memory_limit_mb=512, workers=2)
+    problem = Problem("p/6", (), r"\sqrt{18}", "made_up", "math")
+    scorer.score([problem], [[r"<answer>3\sqrt{2}</answer>", r"<answer>\sqrt{17}</answer>"]])  # the processes run
+    texts = [f"<answer>{answer}</answer>" for answer in HOSTILE_MATHEMATICS.values()]
+    start = time.monotonic()
+    scores = scorer.score(
+        [problem], [[*texts, *(f"<answer>{answer}" for answer in HOSTILE_MATHEMATICS.values()), r"<answer>3\sqrt2</answer>"]]
+    )
+    assert time.monotonic() - start < len(texts)
+    assert scores.rewards_PN[0, -1] == 1
+    assert not scores.rewards_PN[0, :-1].any()
+    assert scores.unscored["correct"] == sum(scores.faults.values()) == (~scores.valid_PN).sum()

@@ -1,0 +1,17 @@
+"""AMC 2023: forty competition problems with whole-number answers, for evaluation alone."""
+
+from pods_jax.data.gold import number
+from pods_jax.data.questions import Question, text_of
+from pods_jax.data.rows import Columns, Origin, Row, Split
+
+ORIGINS: dict[Split, Origin] = {"held_out": Origin("math-ai/amc23", "test")}
+
+
+def read_question(row: Row, columns: Columns) -> Question:
+    """Read a row; the answer is a float (27.0) or its text.
+
+    Raises:
+        UnparsableError: No question, or an answer that is no number.
+    """
+    del columns
+    return Question(text_of(row, "question"), number(row.get("answer")), "number")

@@ -1,0 +1,126 @@
+"""Generated problems of the optional package reasoning-gym, task ``reasoning_gym:<dataset>``.
+
+Problems carry their whole entry as JSON, because the package's scorers read it: ``{"dataset", "options", "entry"}``. The
+verifier rebuilds the scorer from that, in its worker process: ``create_dataset(dataset, size=1, **options).score_answer``.
+"""
+
+import importlib
+import json
+from collections.abc import Sequence
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from pods_jax.data.questions import Loaded
+from pods_jax.data.rows import Source, Split
+from pods_jax.data.splitting import HELD_OUT_SHARE, is_held_out
+from pods_jax.problem import Problem
+
+PREFIX = "reasoning_gym:"
+KIND = "reasoning_gym"
+SPARE_DRAWS = 1000
+"""Draws beyond twice the expected number, after which a generator with few different questions is left."""
+
+
+def check_dataset(name: str) -> None:
+    """Refuse a data set that the package does not have.
+
+    Raises:
+        ValueError: No such data set, or the package is not installed.
+    """
+    names = importlib.import_module("reasoning_gym.factory").DATASETS if _package() else {}
+    if name not in names:
+        raise ValueError(f"data.task='{PREFIX}{name}': reasoning_gym has no such data set; valid: {', '.join(sorted(names))}")
+
+
+def load_problems(split: Split, *, dataset: str, count: int, seed: int, source: Source) -> Loaded:
+    """Generate different problems of one split, the same ones for the same seed and options.
+
+    Whether a question is held out is decided by its text (``is_held_out``). Fewer come than asked for when the generator has
+    no more different questions. A problem whose own gold answer does not get the full score, once its entry has been through
+    JSON, is reported as unparsable.
+
+    Args:
+        split: ``"train"`` or ``"held_out"``.
+        dataset: The package's name of the data set.
+        count: How many, at least 1.
+        seed: The package's seed.
+        source: Its ``options`` are the data set's settings, each ``key=value`` with the value as JSON.
+
+    Raises:
+        ValueError: The package refuses the options, or ``count`` is 0.
+    """
+    if count < 1:
+        raise ValueError(f"{count} {split} problems asked of {PREFIX}{dataset}; its problems have no end, so ask for a number")
+    options = read_options(source.options)
+    share = HELD_OUT_SHARE if split == "held_out" else 1 - HELD_OUT_SHARE
+    generated = _create(dataset, seed=seed, size=int(2 * count / share) + SPARE_DRAWS, options=options)
+    loaded, seen = Loaded([]), set()
+    for index in range(generated.size):
+        entry = generated[index]
+        question = entry["question"].strip()
+        if question in seen or is_held_out(question) != (split == "held_out"):
+            continue
+        seen.add(question)
+        problem = _problem(f"{PREFIX}{dataset}/{split}/{index}", dataset, options, entry)
+        if problem is not None and _gold_scores(generated, problem):
+            loaded.problems.append(problem)
+        else:
+            loaded.unparsable.append(f"{PREFIX}{dataset}/{split}/{index}: its entry does not survive JSON")
+        if len(seen) == count:
+            break
+    return loaded
+
+
+def read_options(options: Sequence[str]) -> dict[str, Any]:
+    """Read ``key=value`` settings, values as JSON, or as text where they are no JSON.
+
+    Raises:
+        ValueError: A setting without a key or without ``=``, or a key given twice.
+    """
+    read: dict[str, Any] = {}
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not (key.strip() and equals) or key.strip() in read:
+            raise ValueError(f"data.options has {option!r}; each must be key=value, and each key once")
+        try:
+            read[key.strip()] = json.loads(value)
+        except ValueError:
+            read[key.strip()] = value.strip()
+    return read
+
+
+@cache
+def _package() -> ModuleType:
+    try:
+        return importlib.import_module("reasoning_gym")
+    except ImportError as error:
+        raise ValueError(
+            f"data.task={PREFIX}... needs the package reasoning-gym: pip install 'pods_jax[reasoning-gym]'"
+        ) from error
+
+
+def _create(dataset: str, *, seed: int, size: int, options: dict[str, Any]) -> Any:
+    try:
+        return _package().create_dataset(dataset, seed=seed, size=size, **options)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise ValueError(f"reasoning_gym refuses data.options={options} for {dataset!r}: {error}") from error
+
+
+def _problem(problem_id: str, dataset: str, options: dict[str, Any], entry: dict[str, Any]) -> Problem | None:
+    try:
+        extra = json.dumps({"dataset": dataset, "options": options, "entry": entry})
+    except (TypeError, ValueError):
+        return None
+    return Problem(
+        id=problem_id,
+        messages=({"role": "user", "content": entry["question"].strip()},),
+        answer="" if entry["answer"] is None else str(entry["answer"]),  # some data sets have a scorer and no answer
+        task=PREFIX + dataset,
+        answer_kind=KIND,
+        extra=extra,
+    )
+
+
+def _gold_scores(generated: Any, problem: Problem) -> bool:
+    return not problem.answer or generated.score_answer(problem.answer, json.loads(problem.extra)["entry"]) >= 1.0

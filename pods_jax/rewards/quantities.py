@@ -1,0 +1,132 @@
+r"""Plain numbers: signs, thousands separators, currency, percent, units, fractions and mixed numbers, read exactly.
+
+A text is read as a number only when it says one: ``7 (not 18)`` says 7, ``-5`` is not 5, and ``180 * 3`` says none, because the
+multiplication has not been carried out. What has a variable, a root or a power is an expression (``expressions.py``).
+"""
+
+# ruff: noqa: RUF001 - signs that models write are meant as they stand
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import islice
+
+from pods_jax.rewards.spelling import tidy
+
+LONGEST_NUMBER = 64
+"""Characters up to which digits are read as a number."""
+LONGEST_TEXT = 2_000
+"""Characters up to which a text is searched for the number that it says."""
+
+_DIGITS = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,3}(?: [0-9]{3})+|[0-9]+)(?![0-9])(?:\.[0-9]+)?|\.[0-9]+)"
+_LATEX_RATIO = rf"\\frac\{{-?{_DIGITS}\}}\{{{_DIGITS}\}}"
+_RATIO = rf"{_DIGITS} ?/ ?{_DIGITS}"
+NUMBER = re.compile(
+    rf"(?P<sign>(?<![\w)}}%])[-+] ?)?(?:(?P<currency>[$€£]) ?)?(?P<late_sign>(?<=[$€£])[-+])?"
+    rf"(?:(?P<whole>[0-9]+)(?:(?: | and )(?P<part>{_RATIO})| ?(?P<latex_part>{_LATEX_RATIO}))"
+    rf"|(?P<ratio>{_LATEX_RATIO}|{_RATIO})|(?P<plain>{_DIGITS}))"
+    r"(?P<percent> ?%| percent\b)?"
+)
+_SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SCALE = re.compile(rf"\s*({'|'.join(_SCALES)})\b")
+
+# A number that directly follows the last of these is what a text with several numbers says.
+_SAYS = re.compile(
+    r"(?<![!<>\\])=|\\approx|:(?=\s)|\b(?:is|are|was|were|be|equals|has|have|makes|gives|earns|totals)\b", re.ASCII
+)
+_LEADING = re.compile(r"\s*(?:(?:only|exactly|about|approximately|roughly|equal to|indeed|also|now|just|thus|a|the)\s+)*\Z")
+_OTHERWISE = re.compile(
+    r"\b(?:not|never|cannot|wrong|incorrect|false|or|and a half|dozen|half|plus|minus|squared|cubed|between|"
+    r"(?:less|more|fewer|greater|smaller|larger|higher|lower) than|at (?:least|most)|up to|under|over)\b|n't\b",
+    re.IGNORECASE,
+)
+_REMARK = re.compile(r"(?<!\\)\((?=[^()]*[A-Za-z]{2})[^()]*\)")
+_UNIT_POWER = re.compile(r"(?<![\\A-Za-z])([A-Za-z]{2,}|m) ?\^ ?(?:[23]|\{[23]\})")
+_PROSE = re.compile(r"[A-Za-z\s.,;:'\"“”’()/&#?-]*")
+_LONE_LETTER = re.compile(r"(?<![A-Za-z'’])[b-hj-z](?![A-Za-z'’])")
+_UNIT_LETTERS = frozenset("mghsl")
+_ATTACHED_UNITS = re.compile(
+    r"(?:m|g|h|s|L|[cmk]m|[mk]g|m[lL]|ft|in|mi|yd|hrs?|mins?|sec|deg|lbs?|oz|mph|km?ph|kmh|USD|cents)?(?![A-Za-z])"
+)
+_ASSIGNED = re.compile(r"(?<![A-Za-z\\])([A-Za-z])\s*=")
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """An exact value; ``percent`` when a percent sign follows it."""
+
+    value: Fraction
+    percent: bool = False
+
+
+def same_quantity(answer: Quantity, gold: Quantity) -> bool:
+    """Compare by value. Where only one of the two has a percent sign, 40% is both 40 and 0.4: units may be left out."""
+    if answer.percent == gold.percent:
+        return answer.value == gold.value
+    percent, plain = (answer, gold) if answer.percent else (gold, answer)
+    return plain.value in (percent.value, percent.value / 100)
+
+
+def read_quantity(text: str) -> Quantity | None:
+    r"""Read the one number that a text says; ``None`` when it says none, or more than one.
+
+    It says the only number in it, among words that neither deny nor compare it (``$70,000``, ``27 miles from City A``,
+    ``45^\circ``, ``5.4 \text{ cents}``); or, among several, the one right behind the last "=", "is", "has" and the like, when
+    only words follow (``9 * 60 = 540 meters``). Remarks in parentheses are left out.
+    """
+    if len(text) > LONGEST_TEXT:
+        return None
+    tidied = tidy(text)
+    remarked = _REMARK.sub(" ", tidied)
+    tidied = _UNIT_POWER.sub(r"\1", remarked if NUMBER.search(remarked) else tidied)
+    alone = _only_number(tidied)
+    if alone is not None:
+        return alone
+    said = list(_SAYS.finditer(tidied))
+    if not said or re.search(r"\bor\b", tidied) or len(set(_ASSIGNED.findall(tidied))) > 1:
+        return None
+    return _only_number(tidied[said[-1].end() :], first=True)
+
+
+def _only_number(text: str, *, first: bool = False) -> Quantity | None:
+    found = list(islice(NUMBER.finditer(text), 2))
+    if len(found) != 1:
+        return None
+    before, after = text[: found[0].start()], text[found[0].end() :]
+    if first and not _LEADING.match(before):
+        return None
+    if not _ATTACHED_UNITS.match(after):
+        return None
+    scale = _SCALE.match(after)
+    before, after = before.replace(r"^\circ", " "), after.replace(r"^\circ", " ")
+    words = f"{before} {after}"
+    if not _PROSE.fullmatch(words) or _OTHERWISE.search(words) or after.startswith(("/", "!")):
+        return None
+    if any(letter not in _UNIT_LETTERS for letter in _LONE_LETTER.findall(words)):
+        return None
+    quantity = quantity_of(found[0])
+    return quantity and Quantity(quantity.value * (_SCALES[scale[1]] if scale else 1), quantity.percent)
+
+
+def quantity_of(found: re.Match[str]) -> Quantity | None:
+    """Value of a match of ``NUMBER``; ``None`` when it is too long or divides by zero."""
+    if len(found.group()) > LONGEST_NUMBER:
+        return None
+    ratio = found["ratio"] or found["part"] or found["latex_part"]
+    value = _ratio(ratio) if ratio else _fraction(found["plain"])
+    if value is None:
+        return None
+    value += int(found["whole"] or 0)
+    negative = "-" in (found["sign"] or "") + (found["late_sign"] or "")
+    return Quantity(-value if negative else value, percent=bool(found["percent"]))
+
+
+def _ratio(text: str) -> Fraction | None:
+    over, under = re.findall(rf"-?{_DIGITS}", text)
+    if _fraction(under) == 0:
+        return None
+    return _fraction(over) / _fraction(under)
+
+
+def _fraction(digits: str) -> Fraction:
+    return Fraction(re.sub(r"[, ]", "", digits))

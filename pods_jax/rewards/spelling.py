@@ -1,0 +1,68 @@
+r"""One spelling of an answer: Unicode signs, LaTeX delimiters, spacing and fractions written in one way.
+
+Shared by the readers of numbers, expressions, choices and equations. Nothing here decides what an answer means. Every pattern
+is linear in the length of the text.
+"""
+
+# ruff: noqa: RUF001 - signs that models write are meant as they stand
+
+import re
+
+_SIGNS = str.maketrans(
+    {
+        "−": "-", "–": "-", "＝": "=", "×": r"\times ", "÷": r"\div ", "·": r"\cdot ", "⋅": r"\cdot ", "π": r"\pi ",
+        "√": r"\sqrt ", "∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "±": r"\pm ", "≤": r"\le ", "≥": r"\ge ",
+        "≠": r"\ne ", "°": r"^\circ ", "²": "^2", "³": "^3", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}",
+        "θ": r"\theta ", "\u00a0": " ", "\u2009": " ", "\u202f": " ",
+    }
+)  # fmt: skip
+_GAP = re.compile(
+    r"(?<!\\)\\!\s*|(?<=\\\\)\s*\[[^\[\]]{0,9}\]|\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits)(?![a-zA-Z])\.?"
+)
+_SPACE = re.compile(r"(?<!\\)\\[,;:> ]|~|\\q?quad(?![a-zA-Z])")
+_DELIMITER = re.compile(r"(?<!\\)\\[()\[\]]|(?<!\\)\$")
+_MONEY = re.compile(r"\\([$%#&])")
+_TEXT = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|mbox|mathrm|mathbf|mathit|operatorname|textrm|boxed|fbox)\s*\{([^{}]*)\}")
+_FRACTION_NAME = re.compile(r"\\[dtc]frac(?![a-zA-Z])")
+_BARE_FRACTION = re.compile(r"\\frac\s*(?:\{([^{}]*)\}|([0-9]))\s*(?:\{([^{}]*)\}|([0-9]))")
+_BARE_ROOT = re.compile(r"\\sqrt\s*(?:([0-9]+)|\(([^()]*)\))")
+_WORD_SIGN = re.compile(r"(?<![\\A-Za-z])(sqrt|pi|infinity)(?![A-Za-z])")
+_DEGREE = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ\b)")
+_LEAD = re.compile(
+    r"(?:so|thus|therefore|hence)?,?\s*(?:(?:the|my)\s+)?(?:(?:final|correct|right|best)\s+)?(?:answer|option|choice)\s*(?:is\b|:)?\s*:?\s*",
+    re.IGNORECASE,
+)
+_START, _END = " *`'\"“”,;:", " *`'\"“”,;:.\\"
+
+
+def tidy(text: str) -> str:
+    r"""Return the text in one spelling: no math delimiters, ``\left``, thin spaces or markup; ``\frac{a}{b}``, ``\sqrt{a}``.
+
+    ``\text{…}`` and its like give their contents; ``\$`` and ``\%`` become plain signs, and a plain ``$`` (currency or
+    delimiter) is dropped. White space is kept, one blank at a time.
+    """
+    text = text.translate(_SIGNS)
+    text = _MONEY.sub(lambda found: " " if found[1] == "$" else found[1], text)
+    text = _SPACE.sub(" ", _GAP.sub("", _DELIMITER.sub(" ", text)).replace("{,}", ","))
+    text = _TEXT.sub(r" \1 ", _TEXT.sub(r" \1 ", text))
+    text = _WORD_SIGN.sub(lambda found: "\\" + {"infinity": "infty"}.get(found[1], found[1]), text)
+    text = _BARE_ROOT.sub(lambda found: rf"\sqrt{{{found[1] or found[2]}}}", text)
+    text = _BARE_FRACTION.sub(_fraction, _FRACTION_NAME.sub(r"\\frac", text))
+    text = _DEGREE.sub(r"^\\circ ", text)
+    return " ".join(text.replace("**", " ").split()).lstrip(_START).rstrip(_END)
+
+
+def _fraction(found: re.Match[str]) -> str:
+    over, under = found[1] or found[2] or "", found[3] or found[4] or ""
+    return rf"\frac{{{over.strip()}}}{{{under.strip()}}}"
+
+
+def compact(tidied: str) -> str:
+    """The tidied text without any white space, for comparison character by character."""
+    return "".join(tidied.split())
+
+
+def without_lead(text: str) -> str:
+    """The text without an opening such as "The answer is"."""
+    found = _LEAD.match(text)
+    return text[found.end() :] if found else text

@@ -1,0 +1,111 @@
+"""The table of rewards, and where an own one is found.
+
+A reward is ``function(problem, completion) -> float | None``, where ``None`` (or a number that is not finite) means that it
+cannot score this completion; a reward that only a worker process may compute returns a ``Job``, whose number is the score. Own
+rewards always run there, under the same limits as the verifiers.
+"""
+
+import difflib
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from pods_jax.problem import Problem
+from pods_jax.rewards.answers import judge
+from pods_jax.rewards.choices import same_choice
+from pods_jax.rewards.extraction import DEFAULT_SOURCES, extract_answer
+from pods_jax.rewards.length import overlong_penalty
+from pods_jax.rewards.tags import format_score, tag_count
+from pods_jax.rewards.workers import Job
+
+RewardFunction = Callable[..., float | Job | None]
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A reward function and the weight it has unless the configuration sets another.
+
+    Attributes:
+        function: ``function(problem, completion)``; with ``sources=`` too where it reads the answer; one that reads the length
+            is ``function(tokens, limit=, margin=)``.
+        weight: Weight of its score in the sum.
+        reads: What it looks at: the ``text``, the ``answer`` in the text, or the ``length`` in tokens.
+    """
+
+    function: RewardFunction
+    weight: float
+    reads: Literal["text", "answer", "length"] = "text"
+
+
+def correct(problem: Problem, completion: str, *, sources: Sequence[str] = DEFAULT_SOURCES) -> float | Job | None:
+    """1 for the right answer, else 0, compared as the problem's kind of answer asks; ``None`` for an unreadable gold answer."""
+    verdict = judge(problem, completion, sources)
+    return float(verdict) if isinstance(verdict, bool) else verdict
+
+
+def choice(problem: Problem, completion: str, *, sources: Sequence[str] = DEFAULT_SOURCES) -> float | None:
+    """1 for the letter or text of the right option, else 0, whatever the problem's kind of answer is."""
+    answer = extract_answer(completion, sources)
+    verdict = same_choice("" if answer is None else answer, problem.answer, problem.choices)
+    return None if verdict is None else float(verdict)
+
+
+REWARDS: dict[str, Reward] = {
+    "correct": Reward(correct, weight=1.0, reads="answer"),
+    "choice": Reward(choice, weight=1.0, reads="answer"),
+    "format": Reward(lambda problem, completion: format_score(completion), weight=0.1),
+    "tag_count": Reward(lambda problem, completion: tag_count(completion), weight=0.025),
+    "length": Reward(overlong_penalty, weight=1.0, reads="length"),
+}
+
+
+def find_reward(name: str) -> Reward:
+    """Look a reward up in the table, or import an own one (``module:function``, importable from the working directory).
+
+    Raises:
+        ValueError: No such entry, or nothing of that name that takes ``(problem, completion)``.
+    """
+    if name in REWARDS:
+        return REWARDS[name]
+    module_name, colon, function_name = name.partition(":")
+    if not (colon and module_name and function_name):
+        near = difflib.get_close_matches(name, REWARDS, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"reward.functions: {name!r} is no reward; {hint}valid: {', '.join(REWARDS)}, or module:function")
+    _check_signature(name, _import_function(module_name, function_name))
+    return Reward(partial(_in_a_worker, name), weight=1.0)
+
+
+def _in_a_worker(name: str, problem: Problem, completion: str) -> Job:
+    return Job(name, (problem, completion))
+
+
+def _import_function(module_name: str, function_name: str) -> Callable[..., Any]:
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"reward.functions: module {module_name!r} cannot be imported ({reason})") from error
+    function = vars(module).get(function_name)
+    if not callable(function):
+        fault = "has no function" if function is None else "has something that is no function named"
+        raise ValueError(f"reward.functions: module {module_name!r} {fault} {function_name!r}")
+    return function
+
+
+def _check_signature(name: str, function: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some built-in functions do not tell theirs
+        return
+    try:
+        signature.bind("problem", "completion")
+    except TypeError as error:
+        raise ValueError(f"reward.functions: {name} takes {signature}; expected (problem, completion)") from error
