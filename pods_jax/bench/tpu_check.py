@@ -1,0 +1,387 @@
+"""Compiles one step for a TPU that need not be there: ``python -m pods_jax.bench.tpu_check``.
+
+Every program of a step (weights for decoding, prefill, decode, growth of the cache, selection, update) of a model with the
+shape of Qwen2.5-0.5B is compiled by the real TPU compiler (libtpu) for a slice such as ``v5e:2x2``. Arguments are shapes with
+shardings, and each program takes what the one before it returns, so these are the programs that a TPU would run. Printed for
+each: compile seconds, memory of one device, what is donated, and what the token loop moves needlessly. The exit code is 1 when
+a program does not compile, does not fit or is not donated what it should take over, or when its token loop gathers weights or
+copies caches; 2 when there is no libtpu.
+"""
+
+import argparse
+import importlib.util
+import json
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import topologies
+from jax.sharding import Mesh
+from rich.console import Console
+from rich.table import Table
+
+from pods_jax.algorithm.losses import lookup_loss
+from pods_jax.config import ModelConfig, OptimizerConfig
+from pods_jax.learner import Learner, UpdateSettings, abstract_state, make_keep
+from pods_jax.models.spec import DecoderSpec
+from pods_jax.optim import make_optimizer
+from pods_jax.policy import make_architecture, make_prepare
+from pods_jax.rollout.engine import RolloutEngine
+from pods_jax.rollout.sampling import sampling_params
+from pods_jax.sharding import MESH_AXES, make_mesh, named_sharding
+from pods_jax.types import PromptBatch, Rollouts
+
+GIB = 2**30
+# What the compiler leaves to a program on one device, by generation.
+LIMIT_GIB = {"v4": 15.25, "v5e": 15.75, "v5p": 95.74, "v6e": 31.25, "tpu7x": 94.75}
+QWEN2_5_0_5B = DecoderSpec(
+    vocab_size=151_936,
+    width=896,
+    layers=24,
+    q_heads=14,
+    kv_heads=2,
+    head_size=64,
+    feed_forward=4_864,
+    rope_theta=1e6,
+    qkv_bias=True,
+)
+# A gather below this size is one of partial sums or of candidates, not of weights or logits.
+LARGE_BYTES = 2**20
+# Answers to what libtpu asks of the machine it runs on; without them it waits for a metadata server.
+LIBTPU_ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "TPU_LOG_DIR": "disabled",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of the step and how it is cut; each is an option of the command line."""
+
+    prompts: int = 8
+    n: int = 64
+    m: int = 16
+    prompt_length: int = 512
+    completion_length: int = 1024
+    chunk: int = 512
+    micro_batch: int = 32
+
+
+@dataclass(frozen=True)
+class Program:
+    """What the compiler says about one program; sizes are GiB of one device.
+
+    Attributes:
+        name: The program.
+        compile_seconds: Wall time of the compilation.
+        peak_gib: Most memory of its arguments, results and temporaries at one time.
+        held_gib: What else of the step lies on the device meanwhile (parameters, moments, caches).
+        donated_gib: Arguments whose memory the results take over.
+        state_gib: Arguments whose memory the results should take over.
+        gathered_gib: Weights or logits gathered for one token, each loop body counted once.
+        copied_gib: Caches copied for one token, each loop body counted once.
+    """
+
+    name: str
+    compile_seconds: float
+    peak_gib: float
+    held_gib: float
+    donated_gib: float
+    state_gib: float
+    gathered_gib: float
+    copied_gib: float
+
+    def faults(self, limit_gib: float) -> list[str]:
+        """What is wrong with the program on devices of ``limit_gib``."""
+        total = self.peak_gib + self.held_gib
+        checks = [
+            (total > limit_gib, f"needs {total:.2f} GiB of {limit_gib} GiB"),
+            (
+                self.donated_gib < self.state_gib,
+                f"takes over {self.donated_gib:.3f} GiB of a state of {self.state_gib:.3f} GiB",
+            ),
+            (self.gathered_gib > 0, f"gathers {self.gathered_gib:.3f} GiB of weights or logits for each token"),
+            (self.copied_gib > 0, f"copies {self.copied_gib:.3f} GiB of caches for each token"),
+        ]
+        return [f"{self.name} {text}" for wrong, text in checks if wrong]
+
+
+# --- reading the compiler's answer ------------------------------------------------------------------------------------------
+
+
+def device_bytes(tree: Any) -> int:
+    """Bytes on one device of a tree of shapes with shardings; random keys and scalars count nothing."""
+    shapes = [x for x in jax.tree.leaves(tree) if x.ndim and not jnp.issubdtype(x.dtype, jax.dtypes.prng_key)]
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in shapes)
+
+
+def loop_results(hlo: str, operation: str) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Shape and bytes of each result of ``operation`` in compiled HLO text, outside the entry computation."""
+    body = re.sub(r"^ENTRY .*?^}", "", hlo, flags=re.MULTILINE | re.DOTALL)
+    for result in re.findall(rf"= (.*?) {operation}(?:-start)?\(", body):
+        arrays = [
+            (name, [int(size) for size in sizes.split(",") if size]) for name, sizes in re.findall(r"(\w+)\[([\d,]*)\]", result)
+        ]
+        sizes = [(tuple(shape), math.prod(shape) * int(re.sub(r"\D", "", name) or 8) // 8) for name, shape in arrays]
+        yield max(sizes, key=lambda size: size[1])
+
+
+def gathered_bytes(hlo: str) -> int:
+    """Bytes of large all-gathers outside the entry computation."""
+    return sum(size for _, size in loop_results(hlo, "all-gather") if size >= LARGE_BYTES)
+
+
+def copied_bytes(hlo: str, caches: Any) -> int:
+    """Bytes of copies, outside the entry computation, that have the shape of a whole cache or of one layer's."""
+
+    def key(shape: Sequence[int]) -> tuple[int, ...]:
+        return tuple(sorted(size for size in shape if size > 1))
+
+    whole = [leaf.sharding.shard_shape(leaf.shape) for leaf in jax.tree.leaves(caches)]
+    known = {key(part) for shape in whole for part in (shape, shape[1:])}
+    return sum(size for shape, size in loop_results(hlo, "copy") if key(shape) in known)
+
+
+# --- the step, program by program -------------------------------------------------------------------------------------------
+
+
+class DoesNotCompileError(RuntimeError):
+    """A program that the compiler refuses; the message names it and gives the compiler's words."""
+
+
+def compile_program(
+    name: str,
+    function: Any,
+    *args: Any,
+    held: Any = (),
+    state: Any = (),
+    caches: Any = (),
+    token_loop: bool = False,
+    **kwargs: Any,
+) -> tuple[Program, Any]:
+    """Compiles a jitted function for shapes.
+
+    Args:
+        name: Name of the program.
+        function: The jitted function.
+        args: Its arguments, shapes with shardings for arrays.
+        held: What lies on the device besides.
+        state: The argument that is donated.
+        caches: Caches that its token loop must not copy.
+        token_loop: The program is a loop over tokens.
+        kwargs: Static arguments.
+
+    Returns:
+        The compiler's answer, and the results as shapes with shardings.
+
+    Raises:
+        DoesNotCompileError: the compiler refuses the program, for want of memory or otherwise.
+    """
+    lowered = function.lower(*args, **kwargs)
+    start = time.perf_counter()
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        raise DoesNotCompileError(f"{name} does not compile: {error}") from error
+    seconds = time.perf_counter() - start
+    memory, hlo = compiled.memory_analysis(), compiled.as_text() if token_loop else ""
+    program = Program(
+        name=name,
+        compile_seconds=round(seconds, 1),
+        peak_gib=memory.peak_memory_in_bytes / GIB,
+        held_gib=device_bytes(held) / GIB,
+        donated_gib=memory.alias_size_in_bytes / GIB,
+        state_gib=device_bytes(state) / GIB,
+        gathered_gib=gathered_bytes(hlo) / GIB,
+        copied_gib=copied_bytes(hlo, caches) / GIB,
+    )
+    results = jax.tree.map(
+        lambda shape, sharding: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding),
+        lowered.out_info,
+        compiled.output_shardings,
+    )
+    return program, results
+
+
+def compile_step(mesh: Mesh, spec: DecoderSpec, sizes: Sizes, *, param_dtype: str, compute_dtype: str) -> Iterator[Program]:
+    """Compiles one step's programs in their order, each for the results of those before it.
+
+    Args:
+        mesh: Devices, which may be those of a topology alone.
+        spec: Shape of the decoder.
+        sizes: Sizes of the step.
+        param_dtype: Dtype of parameters and moments.
+        compute_dtype: Dtype of activations, decoding weights and caches.
+    """
+    model = ModelConfig(param_dtype=param_dtype, compute_dtype=compute_dtype)  # type: ignore[arg-type]
+    architecture = make_architecture(model, spec, mesh, remat=True)
+    optimizer = make_optimizer(OptimizerConfig(), steps=100)
+    state = abstract_state(architecture.shapes, optimizer=optimizer)
+    with jax.set_mesh(mesh):
+        prompts, rollouts = yield from _compile_rollout(mesh, architecture, sizes, compute_dtype, state)
+
+        def per_rollout(*tail: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+            return _shape(mesh, (sizes.prompts, sizes.n, *tail), dtype)
+
+        keep = make_keep(rule="max_variance", m=sizes.m, ties="random", over="kept", eps=1e-4)
+        rewards, valid, parts = per_rollout(), per_rollout(dtype=jnp.bool_), per_rollout(3)
+        program, (kept, _, _) = compile_program(
+            "select", keep, prompts, rollouts, rewards, valid, parts, _key(), held=state, steps=sizes.completion_length
+        )
+        yield program
+        settings = UpdateSettings(
+            micro_batch=sizes.micro_batch, data_shards=mesh.shape["data"] * mesh.shape["fsdp"], devices=mesh.size
+        )
+        learner = Learner(architecture.graph, optimizer, lookup_loss("grpo"), settings)
+        yield compile_program("update", learner.update, state, kept, state=state)[0]
+
+
+def _compile_rollout(mesh: Mesh, architecture: Any, sizes: Sizes, compute_dtype: str, state: Any) -> Any:
+    """The engine's programs; returns the prompts and the rollouts as shapes."""
+    engine = RolloutEngine(
+        architecture.graph,
+        rollouts=sizes.n,
+        max_completion_length=sizes.completion_length,
+        chunk=sizes.chunk,
+        eos_ids=[0],
+        prepare=jax.jit(make_prepare(architecture, mesh, compute_dtype)),
+    )
+    sampling = sampling_params(temperature=1.0)
+    tokens = _shape(mesh, (sizes.prompts, sizes.prompt_length), jnp.int32)
+    prompts = PromptBatch(tokens, _shape(mesh, (sizes.prompts,), jnp.int32))  # type: ignore[arg-type]
+    program, weights = compile_program("weights", engine._prepare, state.params, held=state.opt_state)
+    yield program
+    program, (decoding, prompt_cache) = compile_program(
+        "prefill", engine.prefill, weights, prompts, _key(), sampling, engine.eos_ids, held=state
+    )
+    yield program
+    for capacity in engine.capacities:
+        if capacity in engine.grow:
+            program, decoding = compile_program(
+                f"grow {capacity}", engine.grow[capacity], weights, decoding, held=(state, weights, prompt_cache)
+            )
+            yield program
+        args = (weights, decoding, prompt_cache, prompts.length_P, sampling, engine.eos_ids)
+        program, decoding = compile_program(
+            f"decode {capacity}",
+            engine.decode[capacity],
+            *args,
+            held=state,
+            state=decoding,
+            caches=(decoding.cache, prompt_cache),
+            token_loop=True,
+        )
+        yield program
+    return prompts, Rollouts(decoding.tokens_PNC, decoding.logp_PNC, decoding.length_PN, decoding.finished_PN)
+
+
+def _shape(mesh: Mesh, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=named_sharding(mesh, ("prompts",)))
+
+
+def _key() -> Any:
+    return jax.eval_shape(partial(jax.random.key, 0))
+
+
+# --- the command --------------------------------------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    options = _parser().parse_args(argv)
+    generation = options.topology.partition(":")[0]
+    if generation not in LIMIT_GIB:
+        print(
+            f"tpu_check: error: --topology {options.topology}: known are {', '.join(LIMIT_GIB)}, as in v5e:2x2", file=sys.stderr
+        )
+        return 2
+    if importlib.util.find_spec("libtpu") is None:
+        print('tpu_check: error: libtpu is not installed; pip install "pods_jax[tpu]", or make tpu-check', file=sys.stderr)
+        return 2
+    os.environ.update(LIBTPU_ENVIRONMENT)
+    # Nothing runs here, and a TPU that is there may be busy.
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_optimization_level", options.optimization)
+    topology = topologies.get_topology_desc(platform="tpu", topology_name=options.topology)
+    mesh = make_mesh(options.mesh, topology.devices)
+    sizes = Sizes(**{field.name: getattr(options, field.name) for field in fields(Sizes)})
+    programs = compile_step(mesh, QWEN2_5_0_5B, sizes, param_dtype="float32", compute_dtype="bfloat16")
+    return report(
+        programs, limit_gib=LIMIT_GIB[generation], about={"topology": options.topology, "mesh": options.mesh, **asdict(sizes)}
+    )
+
+
+def report(programs: Iterator[Program], *, limit_gib: float, about: dict[str, Any]) -> int:
+    """Prints the table, the faults and, last, one JSON line; returns the exit code."""
+    done, faults = [], []
+    try:
+        for program in programs:
+            print(f"{program.name}: compiled in {program.compile_seconds} s", flush=True)
+            done.append(program)
+            faults += program.faults(limit_gib)
+    except DoesNotCompileError as error:
+        faults.append(str(error))
+    columns = [
+        "program",
+        "compile s",
+        "peak GiB",
+        "held GiB",
+        "of GiB",
+        "donated / state GiB",
+        "gathered GiB/token",
+        "copied GiB/token",
+    ]
+    table = Table(*columns, title=" ".join(f"{name}={value}" for name, value in about.items()))
+    for p in done:
+        figures = [p.peak_gib, p.held_gib, limit_gib, f"{p.donated_gib:.2f} / {p.state_gib:.2f}", p.gathered_gib, p.copied_gib]
+        table.add_row(p.name, f"{p.compile_seconds:.1f}", *[x if isinstance(x, str) else f"{x:.2f}" for x in figures])
+    Console(width=128).print(table)
+    for fault in faults:
+        print(f"tpu_check: {fault}", file=sys.stderr)
+    print(
+        json.dumps(
+            {"bench": "tpu_check", **about, "limit_gib": limit_gib, "faults": faults, "programs": [asdict(p) for p in done]}
+        )
+    )
+    return 1 if faults else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m pods_jax.bench.tpu_check",
+        description="Compile one step of a model shaped like Qwen2.5-0.5B with the real TPU compiler; no TPU is needed.",
+    )
+    parser.add_argument("--topology", default="v5e:2x2", help="slice to compile for, as v5e:2x2 (default %(default)s)")
+    parser.add_argument("--mesh", default=(1, 2, 2), type=_mesh, help=f"sizes of {','.join(MESH_AXES)} (default 1,2,2)")
+    parser.add_argument(
+        "--optimization",
+        default="O1",
+        choices=["O0", "O1", "O2", "O3"],
+        help="compiler's effort (default %(default)s: fast, and nearly the memory of O3)",
+    )
+    for field in fields(Sizes):
+        parser.add_argument(f"--{field.name.replace('_', '-')}", type=int, default=field.default, help="(default %(default)s)")
+    return parser
+
+
+def _mesh(text: str) -> tuple[int, ...]:
+    sizes = tuple(int(size) for size in text.split(","))
+    if len(sizes) != len(MESH_AXES):
+        raise argparse.ArgumentTypeError(f"needs {len(MESH_AXES)} sizes, {','.join(MESH_AXES)}; got {text}")
+    return sizes
+
+
+if __name__ == "__main__":
+    sys.exit(main())
