@@ -21,6 +21,7 @@ from pods_jax.algorithm.masked import length_mask, masked_mean, masked_variance,
 from pods_jax.algorithm.selection import select, take_kept
 from pods_jax.config import micro_batch_sizes
 from pods_jax.models.logprob import token_logp
+from pods_jax.models.lora import join
 from pods_jax.sharding import constrain
 from pods_jax.types import KeptBatch, PromptBatch, Rollouts, Selection
 
@@ -28,7 +29,7 @@ from pods_jax.types import KeptBatch, PromptBatch, Rollouts, Selection
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """Parameters, optimiser state, and the number of optimiser steps taken (int32)."""
+    """Trained parameters, optimiser state, and the number of optimiser steps taken (int32)."""
 
     params: Any
     opt_state: Any
@@ -79,9 +80,23 @@ class UpdateSettings:
     devices: int = 1
 
 
+def abstract_state(params: Any, *, optimizer: optax.GradientTransformation) -> TrainState:
+    """Shapes of the state before the first step, each of the optimiser's moments with its parameter's sharding.
+
+    Nothing ties a moment's zeros to the parameter: the compiler alone would put all of them on every device.
+    """
+
+    def beside(moment: jax.ShapeDtypeStruct, param: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(moment.shape, moment.dtype, sharding=param.sharding)
+
+    opt_state = optax.tree_map_params(optimizer, beside, jax.eval_shape(optimizer.init, params), params)
+    return TrainState(params, opt_state, jax.ShapeDtypeStruct((), jnp.int32))  # type: ignore[arg-type]
+
+
 def init_state(params: Any, *, optimizer: optax.GradientTransformation) -> TrainState:
-    """State before the first step; the optimiser's moments inherit the parameters' shardings under jit."""
-    return TrainState(params, optimizer.init(params), jnp.int32(0))
+    """State before the first step, placed as ``abstract_state`` says."""
+    shardings = jax.tree.map(lambda shape: shape.sharding, abstract_state(params, optimizer=optimizer).opt_state)
+    return TrainState(params, jax.jit(optimizer.init, out_shardings=shardings)(params), jnp.int32(0))
 
 
 # --- selecting ----------------------------------------------------------------------------------------------------------------
@@ -184,11 +199,25 @@ class Learner:
         optimizer: The optax transformation.
         loss: Entry of ``LOSSES``.
         settings: Plain numbers.
+        reference_graph: Graph definition of the reference policy; the decoder's own when not given.
+
+    Attributes:
+        update: ``(state, kept, frozen=None) -> (state, UpdateMetrics)``, jitted, the state donated; ``frozen`` holds the
+            parameters that are not trained (the base beside adapters).
+        logp: ``(params, kept) -> logp_PMC`` of the reference policy, jitted.
     """
 
-    def __init__(self, graph: nnx.GraphDef, optimizer: optax.GradientTransformation, loss: Loss, settings: UpdateSettings):
+    def __init__(
+        self,
+        graph: nnx.GraphDef,
+        optimizer: optax.GradientTransformation,
+        loss: Loss,
+        settings: UpdateSettings,
+        *,
+        reference_graph: nnx.GraphDef | None = None,
+    ):
         self.update = jax.jit(partial(_update, graph, optimizer, loss, settings), donate_argnums=0)
-        self.logp = jax.jit(partial(_batch_logp, graph, settings))
+        self.logp = jax.jit(partial(_batch_logp, graph if reference_graph is None else reference_graph, settings))
 
     def with_reference(self, params: Any, kept: KeptBatch) -> KeptBatch:
         """The batch with the log-probabilities of the reference parameters, micro-batched like the update."""
@@ -215,7 +244,8 @@ def _scores(graph: nnx.GraphDef, settings: UpdateSettings, params: Any, batch: K
 def _batch_logp(graph: nnx.GraphDef, settings: UpdateSettings, params: Any, kept: KeptBatch) -> Float[Array, "P M C"]:
     micro = split_micro_batches(kept, settings.micro_batch, settings.data_shards)
     _, logp = jax.lax.scan(lambda carry, batch: (carry, _scores(graph, settings, params, batch)[0]), None, micro)
-    return join_micro_batches(logp, kept.length_PM.shape, settings.data_shards)
+    prompts, rollouts = kept.length_PM.shape
+    return join_micro_batches(logp, (prompts, rollouts), settings.data_shards)
 
 
 def _update(
@@ -225,10 +255,11 @@ def _update(
     settings: UpdateSettings,
     state: TrainState,
     kept: KeptBatch,
+    frozen: Any = None,
 ) -> tuple[TrainState, UpdateMetrics]:
     normaliser = loss.normaliser(kept.length_PM, kept.weight_PM)
-    value, gradient, stats, entropy = _accumulate(graph, loss, settings, state.params, kept, normaliser)
-    grad_norm = optax.global_norm(gradient)
+    value, gradient, stats, entropy = _accumulate(graph, loss, settings, state.params, frozen, kept, normaliser)
+    grad_norm = optax.tree.norm(gradient)
     finite = jnp.isfinite(grad_norm) & jnp.isfinite(value)
     taken = finite & (normaliser > 0)
     steps, opt_state = optimizer.update(gradient, state.opt_state, state.params)
@@ -253,12 +284,12 @@ def _update(
 
 
 def _accumulate(
-    graph: nnx.GraphDef, loss: Loss, settings: UpdateSettings, params: Any, kept: KeptBatch, normaliser: Array
+    graph: nnx.GraphDef, loss: Loss, settings: UpdateSettings, params: Any, frozen: Any, kept: KeptBatch, normaliser: Array
 ) -> tuple[Array, Any, LossStats, Array]:
     """Loss, gradient, statistics and summed entropy of the whole batch, one micro-batch at a time."""
 
     def part(params: Any, batch: KeptBatch) -> tuple[Array, tuple[LossStats, Array]]:
-        logp_PMC, entropy_PMC = _scores(graph, settings, params, batch)
+        logp_PMC, entropy_PMC = _scores(graph, settings, join(params, frozen), batch)
         value, stats = loss.value(
             logp_PMC,
             batch.logp_old_PMC,

@@ -10,7 +10,7 @@ then metrics, and every so often an evaluation and a checkpoint.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,22 +18,22 @@ from typing import Any
 import grain
 import jax
 import numpy as np
-import optax
 from jax.sharding import Mesh
-from jaxtyping import Array, Key
+from jaxtyping import Array, Float, Int, Key
 from transformers import PreTrainedTokenizerBase
 
 from pods_jax.checkpoint import Checkpoints, Progress
 from pods_jax.data.prompts import pad_prompts
 from pods_jax.evaluation import Evaluator
 from pods_jax.learner import GroupMetrics, Learner, TrainState, UpdateMetrics
+from pods_jax.models.lora import join
 from pods_jax.rewards.scoring import Scorer, Scores
 from pods_jax.rollout.engine import RolloutEngine
 from pods_jax.rollout.sampling import SamplingParams
 from pods_jax.rollout.texts import completion_texts
 from pods_jax.run_log import RolloutRecords, RunLog
-from pods_jax.sharding import to_global, to_local
-from pods_jax.types import Prompt, PromptBatch, Selection
+from pods_jax.sharding import add_up, exchange, own_rows, replicate, to_global, to_local
+from pods_jax.types import Problem, Prompt, PromptBatch, Rollouts, Selection
 
 
 @dataclass(frozen=True)
@@ -43,16 +43,17 @@ class Parts:
     Attributes:
         mesh: Device mesh.
         tokenizer: For the completions' text.
-        loader: Endless iterator over this process's prompts of each step.
+        loader: Endless iterator over the prompts of each step, the same on every process.
         engine: Rollout engine.
         sampling: Sampling parameters on the device.
         scorer: Rewards.
         keep: Selection and advantages, from ``learner.make_keep``.
         learner: The update.
-        schedule: Learning rate by optimiser step, for the log.
+        schedule: Learning rate by optimiser step, jitted, for the log.
         evaluators: By metric name (``eval/accuracy``).
         log: Run log.
         checkpoints: Checkpoints of the run folder.
+        frozen: Parameters that are not trained (the base beside adapters), or None.
         reference: Parameters of the KL term's reference policy, or None.
     """
 
@@ -64,11 +65,16 @@ class Parts:
     scorer: Scorer
     keep: Any
     learner: Learner
-    schedule: optax.Schedule
+    schedule: Callable[[Int[Array, ""]], Float[Array, ""]]
     evaluators: dict[str, Evaluator]
     log: RunLog
     checkpoints: Checkpoints
+    frozen: Any
     reference: Any
+
+    def policy(self, state: TrainState) -> Any:
+        """All parameters of the policy as it stands."""
+        return join(state.params, self.frozen)
 
 
 @dataclass(frozen=True)
@@ -123,14 +129,16 @@ def train(parts: Parts, settings: Settings, state: TrainState, done: int, wall_s
         The final state.
     """
     start = time.perf_counter() - wall_seconds
-    base_key = jax.random.key(settings.seed)
+    base_key = jax.random.key(replicate(np.uint32(settings.seed)))
     if done == 0:
         clock = Clock()
         metrics = evaluate(parts, state, clock)
         parts.log.log_step(0, metrics | clock.seconds, wall_seconds=time.perf_counter() - start)
     for step in range(done + 1, settings.steps + 1):
         clock = Clock()
-        state, metrics, records = one_step(parts, settings, state, jax.random.fold_in(base_key, step), clock)
+        with asked_transfers_only():
+            key = jax.random.fold_in(base_key, replicate(np.uint32(step)))
+            state, metrics, records = one_step(parts, settings, state, key, clock)
         last = step == settings.steps
         if settings.eval_every and (last or step % settings.eval_every == 0):
             metrics |= evaluate(parts, state, clock)
@@ -151,32 +159,54 @@ def one_step(
     batch = to_global(parts.mesh, PromptBatch(*pad_prompts(prompts, multiple=settings.prompt_multiple)))  # type: ignore[arg-type]
 
     with clock("rollout"):
-        rollouts = parts.engine(state.params, batch, rollout_key, parts.sampling)
+        rollouts = parts.engine(parts.policy(state), batch, rollout_key, parts.sampling)
         local = to_local(rollouts)
 
     with clock("reward"):
         problems = [prompt.problem for prompt in prompts]
         texts = completion_texts(parts.tokenizer, local.tokens_PNC, local.length_PN)
-        scores = parts.scorer.score(problems, texts)
+        scores = score(parts.scorer, problems, texts, local.length_PN)
 
     with clock("update"):
         rewards, valid, each = to_global(parts.mesh, (scores.rewards_PN, scores.valid_PN, _stacked(scores)))
-        steps = parts.engine.bucket(int(jax.device_get(rollouts.length_PN.max())))
+        steps = parts.engine.bucket(int(local.length_PN.max()))
         kept, selection, groups = parts.keep(batch, rollouts, rewards, valid, each, tie_key, steps=steps)
-        trained: UpdateMetrics | None = None
+        selection, advantage_PM, weight_PM = to_local((selection, kept.advantage_PM, kept.weight_PM))
+        learning_rate = parts.schedule(state.updates)
+        passes: list[UpdateMetrics] = []
         # Without signal there is nothing to learn: the step is logged, and the optimiser rests.
-        if bool(jax.device_get(kept.weight_PM.any())):
+        if weight_PM.any():
             if parts.reference is not None:
                 kept = parts.learner.with_reference(parts.reference, kept)
             for _ in range(settings.epochs):
-                state, trained = parts.learner.update(state, kept)
-        groups, trained = jax.device_get((groups, trained))
-        selection, advantage_PM = to_local((selection, kept.advantage_PM))
+                state, trained = parts.learner.update(state, kept, parts.frozen)
+                passes.append(trained)
+        groups, passes, learning_rate = to_local((groups, passes, learning_rate))
 
-    metrics = reward_metrics(groups, list(scores.parts)) | update_metrics(trained)
+    metrics = reward_metrics(groups, list(scores.parts)) | update_metrics(passes)
     metrics["reward/unscored"] = float(sum(scores.unscored.values()))
-    metrics["policy/learning_rate"] = float(parts.schedule(int(jax.device_get(state.updates))))
-    return state, metrics, _records(parts, prompts, texts, scores, local, selection, advantage_PM)
+    metrics |= {f"reward/verifier_{fault}": float(count) for fault, count in scores.faults.items()}
+    metrics["policy/learning_rate"] = float(learning_rate)
+    return state, metrics, _records(prompts, texts, scores, local, selection, advantage_PM)
+
+
+@contextmanager
+def asked_transfers_only() -> Iterator[None]:
+    """Refuses every transfer between host and device that ``sharding.py`` was not asked for: each would stall the device."""
+    with jax.transfer_guard_host_to_device("disallow"), jax.transfer_guard_device_to_host("disallow"):
+        yield
+
+
+def score(scorer: Scorer, problems: Sequence[Problem], texts: Sequence[Sequence[str]], length_PN: np.ndarray) -> Scores:
+    """Scores of every completion; each process scores its share of the groups."""
+    mine = own_rows(len(problems))
+    # A reward may be a model of its own, which moves its data as it likes.
+    with jax.transfer_guard("allow"):
+        scores = scorer.score(problems[mine], texts[mine], length_PN=length_PN[mine])
+    shape = len(texts), len(texts[0])
+    rewards, valid, parts = exchange((scores.rewards_PN, scores.valid_PN, scores.parts), shape)
+    unscored = {name: int(np.isnan(part).sum()) for name, part in parts.items()}
+    return Scores(rewards, parts, valid, unscored, add_up(scores.faults))
 
 
 def evaluate(parts: Parts, state: TrainState, clock: Clock) -> dict[str, float]:
@@ -184,7 +214,7 @@ def evaluate(parts: Parts, state: TrainState, clock: Clock) -> dict[str, float]:
     metrics: dict[str, float] = {}
     with clock("eval"):
         for name, evaluator in parts.evaluators.items():
-            accuracy = evaluator(state.params)
+            accuracy = evaluator(parts.policy(state))
             metrics |= {
                 name: accuracy.mean,
                 f"{name}_standard_error": accuracy.standard_error,
@@ -211,24 +241,29 @@ def reward_metrics(groups: GroupMetrics, parts: list[str]) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items()}
 
 
-def update_metrics(trained: UpdateMetrics | None) -> dict[str, float]:
-    """Metrics of the last optimiser step; of a step without signal only that nothing was trained."""
-    if trained is None:
+def update_metrics(passes: Sequence[UpdateMetrics]) -> dict[str, float]:
+    """Metrics of a step's optimiser steps (one for each epoch); of a step without signal only that nothing was trained.
+
+    Those of the last one, except that the gap between the engine's log-probabilities and the learner's is the first's, before
+    the policy has moved, and that tokens, steps taken and broken gradients are summed.
+    """
+    if not passes:
         return {"tokens/trained": 0.0, "update/taken": 0.0}
+    first, last = passes[0], passes[-1]
     metrics = {
-        "loss": trained.loss,
-        "policy/entropy": trained.entropy,
-        "policy/kl": trained.kl,
-        "policy/clip_fraction": trained.clip_low_fraction + trained.clip_high_fraction,
-        "policy/clip_low_fraction": trained.clip_low_fraction,
-        "policy/clip_high_fraction": trained.clip_high_fraction,
-        "policy/ratio_deviation": trained.ratio_deviation,
-        "policy/logp_gap": trained.logp_gap,
-        "policy/logp_gap_max": trained.logp_gap_max,
-        "policy/grad_norm": trained.grad_norm,
-        "tokens/trained": trained.tokens,
-        "update/taken": trained.taken,
-        "update/nonfinite": 1.0 - trained.finite,
+        "loss": last.loss,
+        "policy/entropy": last.entropy,
+        "policy/kl": last.kl,
+        "policy/clip_fraction": last.clip_low_fraction + last.clip_high_fraction,
+        "policy/clip_low_fraction": last.clip_low_fraction,
+        "policy/clip_high_fraction": last.clip_high_fraction,
+        "policy/ratio_deviation": last.ratio_deviation,
+        "policy/logp_gap": first.logp_gap,
+        "policy/logp_gap_max": first.logp_gap_max,
+        "policy/grad_norm": last.grad_norm,
+        "tokens/trained": sum(one.tokens for one in passes),
+        "update/taken": sum(one.taken for one in passes),
+        "update/nonfinite": sum(1.0 - one.finite for one in passes),
     }
     return {name: float(value) for name, value in metrics.items()}
 
@@ -238,11 +273,10 @@ def _stacked(scores: Scores) -> np.ndarray:
 
 
 def _records(
-    parts: Parts,
     prompts: list[Prompt],
     texts: list[list[str]],
     scores: Scores,
-    local: Any,
+    local: Rollouts,
     selection: Selection,
     advantage_PM: np.ndarray,
 ) -> RolloutRecords:
@@ -254,8 +288,8 @@ def _records(
         rewards_PN=scores.rewards_PN,
         parts=scores.parts,
         valid_PN=scores.valid_PN,
-        length_PN=local.length_PN,
-        finished_PN=local.finished_PN,
+        length_PN=np.asarray(local.length_PN),
+        finished_PN=np.asarray(local.finished_PN),
         index_PM=np.asarray(selection.index_PM),
-        advantage_PM=np.asarray(advantage_PM),
+        advantage_PM=advantage_PM,
     )

@@ -4,11 +4,13 @@ Groups (the ``prompts`` axis) are spread over ``data`` and ``fsdp``; parameters 
 parameters are sharded over ``tensor`` alone, or every token would gather every layer.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 MESH_AXES = ("data", "fsdp", "tensor")
@@ -25,13 +27,14 @@ LOGICAL_TO_MESH: dict[str, str | tuple[str, ...] | None] = {
     "head": None,
     "mlp": "tensor",
     "norm": None,
+    "rank": None,
     "width": None,
 }
 
 ROLLOUT_TABLE = LOGICAL_TO_MESH | {"embed": None}
 
 
-def make_mesh(shape: Sequence[int], devices: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(shape: Sequence[int], devices: Sequence[Any] | None = None) -> Mesh:
     """Mesh of shape ``(data, fsdp, tensor)`` over ``devices`` (all of them when not given).
 
     Raises:
@@ -70,6 +73,9 @@ def partition_spec(
                 raise ValueError(f"logical axes {taken[mesh_axis]!r} and {axis!r} of {tuple(axes)} both claim {mesh_axis!r}")
             taken[mesh_axis] = str(axis)
         entries.append(entry)
+    # Written as compiled programs write theirs: a state that comes back spelled otherwise would be traced anew.
+    while entries and entries[-1] is None:
+        entries.pop()
     return PartitionSpec(*entries)
 
 
@@ -82,9 +88,10 @@ def named_sharding(
 
 def check_divisible(name: str, shape: Sequence[int], axes: Sequence[str | None], mesh: Mesh) -> None:
     """Raises ValueError when a dimension of the parameter ``name`` does not split evenly over its mesh axes."""
-    for size, axis, entry in zip(shape, axes, partition_spec(axes), strict=True):
+    for size, axis in zip(shape, axes, strict=True):
+        entry = None if axis is None else LOGICAL_TO_MESH[axis]
         names = (entry,) if isinstance(entry, str) else entry or ()
-        shards = int(np.prod([mesh.shape[n] for n in names])) if names else 1
+        shards = math.prod(mesh.shape[name] for name in names)
         if size % shards:
             raise ValueError(f"{name}: axis {axis!r} of size {size} cannot be split over {'x'.join(names)}={shards} devices")
 
@@ -97,20 +104,61 @@ def constrain(x: jax.Array, axes: Sequence[str | None]) -> jax.Array:
 
 
 def to_global(mesh: Mesh, tree: Any, axes: Sequence[str | None] = ("prompts",)) -> Any:
-    """Host arrays, each process holding its own rows, as global arrays whose first dimensions carry the logical ``axes``."""
+    """Host arrays, whole and alike on every process, as global arrays whose first dimensions carry the logical ``axes``."""
     sharding = named_sharding(mesh, axes)
-    return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, np.asarray(x)), tree)
+
+    def place(x: Any) -> jax.Array:
+        host = np.asarray(x)
+        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+    # The loop forbids transfers that nobody asked for; this one was asked for.
+    with jax.transfer_guard_host_to_device("allow"):
+        return jax.tree.map(place, tree)
+
+
+def replicate(tree: Any) -> Any:
+    """Host values on every device of the mesh set by ``jax.set_mesh``, or on the default device without one."""
+    mesh = jax.sharding.get_mesh()
+    return jax.device_put(tree) if mesh.empty else to_global(mesh, tree, ())
 
 
 def to_local(tree: Any) -> Any:
-    """Device arrays as host arrays; of arrays spread over processes, the rows (first dimension) that this process holds."""
-
-    def rows(x: jax.Array) -> np.ndarray:
-        if x.is_fully_addressable or x.is_fully_replicated:
-            return np.asarray(x)
-        parts = {shard.index[0].start or 0: shard for shard in x.addressable_shards}
-        return np.concatenate([np.asarray(parts[start].data) for start in sorted(parts)])
-
+    """Device arrays as host arrays, whole on every process: what is spread over processes is gathered."""
     for leaf in jax.tree.leaves(tree):
         leaf.copy_to_host_async()
-    return jax.tree.map(rows, tree)
+    return jax.tree.map(_whole, tree)
+
+
+def _whole(x: jax.Array) -> np.ndarray:
+    if x.is_fully_addressable or x.is_fully_replicated:
+        return np.asarray(jax.device_get(x))
+    return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+
+
+def own_rows(count: int) -> slice:
+    """The rows of ``count`` whose work on the host (scoring, judging) falls to this process."""
+    first, last = (count * (jax.process_index() + i) // jax.process_count() for i in (0, 1))
+    return slice(first, last)
+
+
+def exchange(tree: Any, shape: Sequence[int]) -> Any:
+    """Host arrays of this process's ``own_rows``, completed to ``shape`` with the rows of the other processes."""
+    if jax.process_count() == 1:
+        return tree
+
+    def complete(x: np.ndarray) -> np.ndarray:
+        rows = np.zeros(shape, x.dtype)
+        rows[own_rows(shape[0])] = x.reshape(-1, *shape[1:])
+        return np.asarray(multihost_utils.process_allgather(rows)).sum(axis=0).astype(x.dtype)
+
+    with jax.transfer_guard_host_to_device("allow"):
+        return jax.tree.map(complete, tree)
+
+
+def add_up(counts: dict[str, int]) -> dict[str, int]:
+    """Counts of this process, which has the same names as the others, summed over all processes."""
+    if jax.process_count() == 1:
+        return counts
+    with jax.transfer_guard_host_to_device("allow"):
+        sums = np.asarray(multihost_utils.process_allgather(np.array(list(counts.values()), np.int32))).sum(axis=0)
+    return dict(zip(counts, sums.tolist(), strict=True))

@@ -7,20 +7,23 @@ checkpoints/, tensorboard/, export/ (a Hugging Face folder) and report.html.
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from transformers import PreTrainedTokenizerBase
 
 from pods_jax.algorithm.advantages import lookup_advantage
 from pods_jax.algorithm.losses import lookup_loss
 from pods_jax.algorithm.selection import lookup_rule
-from pods_jax.build import load_prompts, make_engine, make_sampling, memory_plan
-from pods_jax.checkpoint import Checkpoints
+from pods_jax.build import load_prompts, make_engine, make_sampling, make_verifier, memory_plan
+from pods_jax.checkpoint import Checkpoints, Progress
 from pods_jax.command_line import config_difference, from_yaml, parse, to_yaml
 from pods_jax.config import Config, ConfigError, arithmetic, check_devices
 from pods_jax.data.loader import make_loader
@@ -29,32 +32,39 @@ from pods_jax.data.tasks import find_task
 from pods_jax.evaluation import Evaluator
 from pods_jax.learner import Learner, UpdateSettings, init_state, make_keep
 from pods_jax.loop import Parts, Settings, train
+from pods_jax.models.families import read_spec
 from pods_jax.models.hf_weights import export_folder
+from pods_jax.models.lora import merge, part
+from pods_jax.models.peft_adapters import export_adapters
+from pods_jax.models.spec import DecoderSpec
 from pods_jax.optim import make_optimizer, make_schedule
-from pods_jax.policy import Architecture, load_policy, model_folder
+from pods_jax.policy import Architecture, load_policy, make_lora, model_folder
 from pods_jax.report import write_report
-from pods_jax.rewards.answers import is_correct
-from pods_jax.rewards.scoring import Scorer, make_scorer
+from pods_jax.rewards.scoring import Scorer
 from pods_jax.rollout.sampling import sampling_params
 from pods_jax.run_log import RunLog, read_metrics
-from pods_jax.sharding import make_mesh
+from pods_jax.sharding import make_mesh, replicate
 from pods_jax.types import Prompt
 
 PROMPT_MULTIPLE = 16
 
 # What a continued run may change: how long, how often and where it runs, not what it learns from.
 FREE_ON_RESUME = (
+    "run.name",
+    "run.dir",
     "run.steps",
     "run.resume",
     "run.checkpoint_every",
     "run.keep_checkpoints",
     "run.export",
-    "run.dir",
     "model.layers",
     "rollout.chunk",
     "update.micro_batch",
     "update.remat",
     "update.logit_chunk",
+    "verify.time_limit",
+    "verify.memory_limit_mb",
+    "verify.workers",
     "mesh.",
     "eval.",
     "log.",
@@ -66,40 +76,88 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = parse(Config, argv, prog="python -m pods_jax.train", description=(__doc__ or "").strip())
     try:
         run(config)
-    except (ConfigError, ValueError, FileNotFoundError) as error:
+    except ConfigError as error:
         print(f"pods_jax.train: error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a run is made of, found and checked before anything is allocated or written.
+
+    Attributes:
+        folder: Run folder; not made yet when the run is a new one.
+        mesh: Device mesh.
+        scorer: Rewards.
+        tokenizer: The policy's.
+        train_prompts: Training prompts.
+        held_out: Held-out prompts.
+        resumed: Progress of the run that is continued, or None.
+    """
+
+    folder: Path
+    mesh: Mesh
+    scorer: Scorer
+    tokenizer: PreTrainedTokenizerBase
+    train_prompts: list[Prompt]
+    held_out: list[Prompt]
+    resumed: Progress | None
+
+
+def find_inputs(config: Config) -> Inputs:
+    """Looks up and checks what the configuration names.
+
+    Raises:
+        ValueError: a name, a number, a file or a folder that cannot be.
+        OSError: a file that cannot be read.
+    """
+    find_task(config.data.task)
+    lookup_rule(config.selection.rule)
+    lookup_advantage(config.advantage.over)
+    lookup_loss(config.loss.name)
+    scorer = make_verifier(config.verify, config.reward, max_completion_length=config.rollout.max_completion_length)
+    shape = check_devices(config, jax.device_count())
+    if jax.process_count() > 1 and math.prod(shape) < jax.device_count():
+        raise ConfigError(f"a mesh of {math.prod(shape)} devices leaves some hosts' idle: there are {jax.device_count()}")
+    mesh = make_mesh(shape, jax.devices()[: math.prod(shape)])
+    folder = Path(config.run.dir) / config.run.name
+    resumed = _progress_of(config, folder)
+    source = model_folder(config.model.path, config.model.revision)
+    tokenizer = load_tokenizer(source)
+    train_prompts, held_out = load_prompts(config.data, tokenizer)
+    _check_fit(config, read_spec(source), [*train_prompts, *held_out])
+    return Inputs(folder, mesh, scorer, tokenizer, train_prompts, held_out, resumed)
 
 
 def run(config: Config) -> Path:
     """Trains as configured; returns the run folder.
 
     Raises:
-        ConfigError: the configuration names something that does not exist or cannot be; nothing has been allocated then.
+        ConfigError: the configuration names something that does not exist or cannot be; nothing has been written then.
     """
-    if config.mesh.distributed:
+    if config.mesh.distributed and not jax.distributed.is_initialized():
         jax.distributed.initialize()
-    find_task(config.data.task)
-    lookup_rule(config.selection.rule)
-    lookup_advantage(config.advantage.over)
-    lookup_loss(config.loss.name)
-    scorer = make_scorer(config.reward.functions, config.reward.weights)
-    shape = check_devices(config, jax.device_count())
-    mesh = make_mesh(shape, jax.devices()[: math.prod(shape)])
-    folder = Path(config.run.dir) / config.run.name
-    source = model_folder(config.model.path)
-    tokenizer = load_tokenizer(source)
-    train_prompts, held_out = load_prompts(config.data, tokenizer)
-    _check_folder(config, folder)
+    try:
+        inputs = find_inputs(config)
+        with jax.set_mesh(inputs.mesh):
+            architecture, params = load_policy(
+                config.model,
+                inputs.mesh,
+                remat=config.update.remat == "layer",
+                lora=make_lora(config.lora),
+                seed=config.run.seed,
+            )
+    except (ValueError, OSError) as error:
+        raise ConfigError(str(error)) from error
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices("all processes have looked at the run folder before one makes it")
 
-    first = jax.process_index() == 0
-    checkpoints = Checkpoints(folder / "checkpoints", keep=config.run.keep_checkpoints)
-    resumed = checkpoints.progress(step) if (step := checkpoints.latest()) is not None else None
-    if resumed is not None:
-        _check_same(config, from_yaml(Config, resumed.config, source=f"checkpoint {resumed.step}"), folder)
+    first, folder, resumed = jax.process_index() == 0, inputs.folder, inputs.resumed
+    folder.mkdir(parents=True, exist_ok=True)
     if first:
         (folder / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+    checkpoints = Checkpoints(folder / "checkpoints", keep=config.run.keep_checkpoints)
     log = RunLog(
         folder,
         total_steps=config.run.steps,
@@ -109,14 +167,15 @@ def run(config: Config) -> Path:
         tensorboard=config.log.tensorboard,
         enabled=first,
     )
-    with log, jax.set_mesh(mesh):
-        architecture, params = load_policy(config.model, mesh, remat=config.update.remat == "layer")
-        for line in (*arithmetic(config), *memory_plan(config, architecture, mesh)):
+    with log, inputs.scorer, jax.set_mesh(inputs.mesh):
+        for line in (*arithmetic(config), *memory_plan(config, architecture, inputs.mesh)):
             log.say(line)
-        parts, settings = make_parts(config, mesh, tokenizer, architecture, train_prompts, held_out, scorer, log, checkpoints)
-        state = jax.jit(partial(init_state, optimizer=make_optimizer(config.optimizer, config.run.steps)))(params)
-        if config.loss.beta > 0:
-            parts = replace(parts, reference=jax.tree.map(jnp.copy, params))
+        parts, settings = make_parts(config, inputs, architecture, log, checkpoints)
+        trained, frozen = (params, None) if architecture.lora is None else part(params)
+        # Beside adapters the frozen base is the reference policy; without, a copy of the parameters is.
+        reference = (frozen or jax.tree.map(jnp.copy, params)) if config.loss.beta > 0 else None
+        parts = replace(parts, frozen=frozen, reference=reference)
+        state = init_state(trained, optimizer=make_optimizer(config.optimizer, config.run.steps))
         done, seconds = 0, 0.0
         if resumed is not None:
             state = checkpoints.restore(resumed.step, state)
@@ -126,40 +185,31 @@ def run(config: Config) -> Path:
         state = train(parts, settings, state, done, seconds)
         checkpoints.close()
         if config.run.export:
-            export_folder(
-                state.params, architecture.spec, source, folder / "export", dtype=config.model.param_dtype, overwrite=True
-            )
+            _export(config, architecture, parts.policy(state), folder)
     if first:
         _summary(config, folder)
     return folder
 
 
 def make_parts(
-    config: Config,
-    mesh: Mesh,
-    tokenizer: PreTrainedTokenizerBase,
-    architecture: Architecture,
-    train_prompts: list[Prompt],
-    held_out: list[Prompt],
-    scorer: Scorer,
-    log: RunLog,
-    checkpoints: Checkpoints,
+    config: Config, inputs: Inputs, architecture: Architecture, log: RunLog, checkpoints: Checkpoints
 ) -> tuple[Parts, Settings]:
-    """Builds what the loop puts together, from the configuration and what has been loaded."""
+    """Builds what the loop puts together, from the configuration and what has been found, under ``jax.set_mesh``."""
+    mesh, tokenizer = inputs.mesh, inputs.tokenizer
     engine = partial(make_engine, config.model, config.rollout, architecture, mesh, tokenizer)
-    sampled = make_sampling(config.rollout)
+    sampled = replicate(make_sampling(config.rollout))
     evaluator = partial(
         Evaluator,
-        prompts=held_out,
+        prompts=inputs.held_out,
         batch=config.eval.batch,
         mesh=mesh,
         tokenizer=tokenizer,
-        judge=is_correct,
-        key=jax.random.key(config.run.seed),
+        judge=inputs.scorer.correct,
+        key=jax.random.key(replicate(np.uint32(config.run.seed))),
     )
     evaluators = {}
     if config.eval.every:
-        evaluators["eval/accuracy"] = evaluator(engine=engine(1), sampling=sampling_params(temperature=0.0))
+        evaluators["eval/accuracy"] = evaluator(engine=engine(1), sampling=replicate(sampling_params(temperature=0.0)))
         if config.eval.samples:
             evaluators["eval/sampled_accuracy"] = evaluator(engine=engine(config.eval.samples), sampling=sampled)
     learner = Learner(
@@ -176,20 +226,15 @@ def make_parts(
             data_shards=mesh.shape["data"] * mesh.shape["fsdp"],
             devices=mesh.size,
         ),
+        reference_graph=architecture.base_graph,
     )
     parts = Parts(
         mesh=mesh,
         tokenizer=tokenizer,
-        loader=make_loader(
-            train_prompts,
-            prompts_per_step=config.data.prompts_per_step,
-            seed=config.data.seed,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
-        ),
+        loader=make_loader(inputs.train_prompts, prompts_per_step=config.data.prompts_per_step, seed=config.data.seed),
         engine=engine(config.rollout.n),
         sampling=sampled,
-        scorer=scorer,
+        scorer=inputs.scorer,
         keep=make_keep(
             rule=config.selection.rule,
             m=config.kept,
@@ -198,30 +243,60 @@ def make_parts(
             eps=config.advantage.eps,
         ),
         learner=learner,
-        schedule=make_schedule(config.optimizer, config.run.steps),
+        schedule=jax.jit(make_schedule(config.optimizer, config.run.steps)),
         evaluators=evaluators,
         log=log,
         checkpoints=checkpoints,
+        frozen=None,
         reference=None,
     )
-    # Processes must agree on the padded length without talking: then every prompt is padded to the limit.
-    alone = jax.process_count() == 1
     settings = Settings(
         steps=config.run.steps,
         seed=config.run.seed,
         epochs=config.update.epochs,
         eval_every=config.eval.every,
         checkpoint_every=config.run.checkpoint_every,
-        prompt_multiple=min(PROMPT_MULTIPLE, config.data.max_prompt_length) if alone else config.data.max_prompt_length,
+        prompt_multiple=min(PROMPT_MULTIPLE, config.data.max_prompt_length),
         config=to_yaml(config),
     )
     return parts, settings
 
 
-def _check_folder(config: Config, folder: Path) -> None:
-    if not config.run.resume and folder.exists() and any(folder.iterdir()):
+def _export(config: Config, architecture: Architecture, params: Any, folder: Path) -> None:
+    """Writes the policy as a Hugging Face folder, and adapters as a PEFT folder beside it."""
+    source, dtype = model_folder(config.model.path, config.model.revision), config.model.param_dtype
+    if architecture.lora is not None:
+        export_adapters(params, architecture.spec, architecture.lora, source, folder / "adapter", overwrite=True)
+        params = jax.jit(partial(merge, scale=architecture.lora.scale))(params)
+    export_folder(params, architecture.spec, source, folder / "export", dtype=dtype, overwrite=True)
+
+
+def _progress_of(config: Config, folder: Path) -> Progress | None:
+    """Progress of the run that is continued; None when the run is a new one."""
+    if not folder.exists() or not any(folder.iterdir()):
+        return None
+    if not config.run.resume:
         raise ConfigError(f"run.resume=false, but {folder} exists; choose another run.name, or remove the folder")
-    folder.mkdir(parents=True, exist_ok=True)
+    checkpoints = Checkpoints(folder / "checkpoints", keep=config.run.keep_checkpoints)
+    progress = checkpoints.progress(step) if (step := checkpoints.latest()) is not None else None
+    checkpoints.close()
+    if progress is not None:
+        _check_same(config, from_yaml(Config, progress.config, source=f"checkpoint {progress.step}"), folder)
+    return progress
+
+
+def _check_fit(config: Config, spec: DecoderSpec, prompts: Sequence[Prompt]) -> None:
+    """Refuses what the decoder was not made for."""
+    longest = max(len(prompt.tokens) for prompt in prompts)
+    limit = config.rollout.max_completion_length
+    if longest + limit > spec.max_positions:
+        raise ConfigError(
+            f"rollout.max_completion_length={limit} after a prompt of {longest} tokens exceeds the {spec.max_positions} "
+            "positions of the model"
+        )
+    highest = max(max(prompt.tokens) for prompt in prompts)
+    if highest >= spec.vocab_size:
+        raise ConfigError(f"the tokenizer gives token {highest}; the model's vocabulary ends at {spec.vocab_size - 1}")
 
 
 def _check_same(config: Config, before: Config, folder: Path) -> None:

@@ -110,6 +110,11 @@ def _merge(
 # --- matrix units (TPU, GPU): batched dots over [P, N, S, K, H] --------------------------------------------------------------
 
 
+# Tokens rewritten for one that is written. Written alone, a token makes the TPU compiler keep the caches in a layout other than
+# the one that attention reads, and copy all of them at every token; a whole tile keeps them in place.
+WRITE_TILE = 128
+
+
 def _dots_empty(prompts: int, rollouts: int, capacity: int, kv_heads: int, head: int, dtype: Any) -> Cache:
     empty = jnp.zeros((prompts, rollouts, capacity, kv_heads, head), dtype)
     empty = constrain(empty, ("prompts", "rollouts", "tokens", "kv_heads", "head"))
@@ -140,10 +145,17 @@ def _dots_attend(
 
 
 def _dots_write(own: Cache, k_PNKH: Array, v_PNKH: Array, slot: Array) -> tuple[Array, Array]:
-    return tuple(
-        jax.lax.dynamic_update_slice_in_dim(cache, new[:, :, None].astype(cache.dtype), slot, axis=2)
-        for cache, new in zip(own, (k_PNKH, v_PNKH), strict=True)
-    )  # type: ignore[return-value]
+    capacity = own[0].shape[2]
+    tile = min(WRITE_TILE, capacity)
+    start = jnp.minimum(slot // tile * tile, capacity - tile)
+    here = (jnp.arange(tile) == slot - start)[None, None, :, None, None]
+
+    def put(cache: Array, new: Array) -> Array:
+        before = jax.lax.dynamic_slice_in_dim(cache, start, tile, axis=2)
+        after = jnp.where(here, new[:, :, None].astype(cache.dtype), before)
+        return jax.lax.dynamic_update_slice_in_dim(cache, after, start, axis=2)
+
+    return put(own[0], k_PNKH), put(own[1], v_PNKH)
 
 
 def _dots_grow(own: Cache, capacity: int) -> tuple[Array, Array]:
@@ -151,17 +163,23 @@ def _dots_grow(own: Cache, capacity: int) -> tuple[Array, Array]:
     return tuple(jnp.pad(cache, ((0, 0), (0, 0), (0, room), (0, 0), (0, 0))) for cache in own)  # type: ignore[return-value]
 
 
-# --- CPU: multiply and reduce over [P, N, K, S, H]; a batched dot of one query row would cost a copy of the cache -------------
+# --- CPU: multiply and reduce, keys [P, N, K, H, S] and values [P, N, K, S, H]: each sum then runs over the axis before the last,
+# in whole vectors, and neither cache is copied --------------------------------------------------------------------------------
 
 
 def _rows_empty(prompts: int, rollouts: int, capacity: int, kv_heads: int, head: int, dtype: Any) -> Cache:
-    empty = jnp.zeros((prompts, rollouts, kv_heads, capacity, head), dtype)
-    empty = constrain(empty, ("prompts", "rollouts", "kv_heads", "tokens", "head"))
-    return empty, empty
+    keys = jnp.zeros((prompts, rollouts, kv_heads, head, capacity), dtype)
+    values = jnp.zeros((prompts, rollouts, kv_heads, capacity, head), dtype)
+    return (
+        constrain(keys, ("prompts", "rollouts", "kv_heads", "head", "tokens")),
+        constrain(values, ("prompts", "rollouts", "kv_heads", "tokens", "head")),
+    )
 
 
 def _rows_prompt(k_PLKH: Array, v_PLKH: Array) -> tuple[Array, Array]:
-    return jnp.einsum("plkh->pkhl", k_PLKH), jnp.einsum("plkh->pklh", v_PLKH)
+    # In float32: a CPU has no dot of bfloat16 with a float32 result, and the prompt's cache is small.
+    k, v = k_PLKH.astype(jnp.float32), v_PLKH.astype(jnp.float32)
+    return jnp.einsum("plkh->pkhl", k), jnp.einsum("plkh->pklh", v)
 
 
 def _rows_attend(
@@ -173,30 +191,33 @@ def _rows_attend(
     own: Cache,
     filled: Array,
 ) -> Array:
-    q = _grouped(q_PNQH, k_PNKH.shape[2])
+    q = _grouped(q_PNQH, k_PNKH.shape[2]).astype(jnp.float32)
     on_prompt = _einsum("pnkgh,pkhs->pnkgs", q, prompt[0])
-    on_own = jnp.sum((q[:, :, :, :, None] * own[0][:, :, :, None]).astype(jnp.float32), axis=-1)
-    on_self = jnp.sum((q * k_PNKH[:, :, :, None]).astype(jnp.float32), axis=-1)
+    on_own = jnp.sum(q[..., None] * own[0][:, :, :, None].astype(jnp.float32), axis=-2)
+    on_self = jnp.sum(q * k_PNKH[:, :, :, None].astype(jnp.float32), axis=-1)
     in_prompt = jnp.arange(on_prompt.shape[-1])[None, :] < length_P[:, None]
     on_prompt = jnp.where(in_prompt[:, None, None, None, :], on_prompt, HIDDEN)
     on_own = jnp.where((jnp.arange(on_own.shape[-1]) < filled)[None, None, None, None, :], on_own, HIDDEN)
     w_prompt, w_own, w_self = _merge(on_prompt, on_own, on_self)
-    out = _einsum("pnkgs,pksh->pnkgh", w_prompt.astype(v_PNKH.dtype), prompt[1])
+    out = _einsum("pnkgs,pksh->pnkgh", w_prompt, prompt[1])
     out = out + jnp.sum(w_own[..., None] * own[1][:, :, :, None].astype(jnp.float32), axis=-2)
     out = out + w_self[..., None] * v_PNKH[:, :, :, None, :].astype(jnp.float32)
     return out.reshape(q_PNQH.shape).astype(q_PNQH.dtype)
 
 
 def _rows_write(own: Cache, k_PNKH: Array, v_PNKH: Array, slot: Array) -> tuple[Array, Array]:
-    return tuple(
-        jax.lax.dynamic_update_slice_in_dim(cache, new[:, :, :, None].astype(cache.dtype), slot, axis=3)
-        for cache, new in zip(own, (k_PNKH, v_PNKH), strict=True)
-    )  # type: ignore[return-value]
+    keys, values = own
+    put = jax.lax.dynamic_update_slice_in_dim
+    return (
+        put(keys, k_PNKH[..., None].astype(keys.dtype), slot, axis=4),
+        put(values, v_PNKH[:, :, :, None].astype(values.dtype), slot, axis=3),
+    )
 
 
 def _rows_grow(own: Cache, capacity: int) -> tuple[Array, Array]:
-    room = capacity - own[0].shape[3]
-    return tuple(jnp.pad(cache, ((0, 0), (0, 0), (0, 0), (0, room), (0, 0))) for cache in own)  # type: ignore[return-value]
+    keys, values = own
+    still, room = (0, 0), (0, capacity - values.shape[3])
+    return jnp.pad(keys, (still, still, still, still, room)), jnp.pad(values, (still, still, still, room, still))
 
 
 DECODE_FORMS: dict[str, DecodeForm] = {

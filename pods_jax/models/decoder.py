@@ -16,7 +16,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from pods_jax.models import attention
-from pods_jax.models.layers import gated_mlp, rms_norm, rotary_tables, rotate
+from pods_jax.models.layers import rms_norm, rotary_tables, rotate
+from pods_jax.models.lora import PROJECTIONS, LoraSpec, initial_adapters, project
 from pods_jax.models.spec import DecoderSpec
 from pods_jax.sharding import constrain
 
@@ -43,7 +44,7 @@ def _constant(value: float, shape: tuple[int, ...], axes: tuple[str, ...], dtype
 class DecoderLayers(nnx.Module):
     """Parameters of all layers, stacked on a leading axis."""
 
-    def __init__(self, spec: DecoderSpec, *, rngs: nnx.Rngs, dtype: DTypeLike):
+    def __init__(self, spec: DecoderSpec, *, rngs: nnx.Rngs, dtype: DTypeLike, lora: LoraSpec | None = None):
         layers, width, q_heads, kv_heads, head, ff = (
             spec.layers,
             spec.width,
@@ -68,6 +69,9 @@ class DecoderLayers(nnx.Module):
         self.gate = _normal(rngs, (layers, width, ff), ("layers", "embed", "mlp"), dtype)
         self.up = _normal(rngs, (layers, width, ff), ("layers", "embed", "mlp"), dtype)
         self.down = _normal(rngs, (layers, ff, width), ("layers", "mlp", "embed"), dtype)
+        if lora is not None:
+            for name, (axes, value) in initial_adapters(spec, lora, rngs.params()).items():
+                setattr(self, name, nnx.Param(value, axes=axes))
 
 
 class Decoder(nnx.Module):
@@ -81,6 +85,7 @@ class Decoder(nnx.Module):
         unroll: Unroll the layer loop instead of scanning it.
         remat: Recompute each layer's activations in the backward pass.
         form: Entry of ``attention.DECODE_FORMS``.
+        lora: Low-rank adapters beside the projections; None for a plain decoder.
     """
 
     def __init__(
@@ -93,14 +98,16 @@ class Decoder(nnx.Module):
         unroll: bool = False,
         remat: bool = False,
         form: str = "dots",
+        lora: LoraSpec | None = None,
     ):
         self.spec = spec
         self.compute_dtype = jnp.dtype(compute_dtype)
         self.unroll = unroll
         self.remat = remat
         self.form = form
+        self.adapter_scale = 0.0 if lora is None else lora.scale
         self.embed = _normal(rngs, (spec.vocab_size, spec.width), ("vocab", "embed"), param_dtype)
-        self.layers = DecoderLayers(spec, rngs=rngs, dtype=param_dtype)
+        self.layers = DecoderLayers(spec, rngs=rngs, dtype=param_dtype, lora=lora)
         self.final_norm = _constant(1.0, (spec.width,), ("norm",), param_dtype)
         if not spec.tied:
             self.head = _normal(rngs, (spec.width, spec.vocab_size), ("embed", "vocab"), param_dtype)
@@ -240,7 +247,7 @@ class Decoder(nnx.Module):
         """Queries, keys and values of every token, heads normalised (Qwen3) and rotated."""
         spec = self.spec
         h = rms_norm(x, w["input_norm"], spec.norm_eps)
-        q, k, v = (jnp.einsum("...d,dnh->...nh", h, w[name]) for name in ("q", "k", "v"))
+        q, k, v = (self._product(h, w, name) for name in ("q", "k", "v"))
         if spec.qkv_bias:
             q, k, v = (a + jnp.expand_dims(w[f"{n}_bias"], tuple(range(a.ndim - 2))) for n, a in (("q", q), ("k", k), ("v", v)))
         if spec.qk_norm:
@@ -249,8 +256,23 @@ class Decoder(nnx.Module):
 
     def _close(self, w: Weights, x: Array, attended: Array) -> Array:
         """The rest of a layer: output projection and MLP, each added to the residual stream."""
-        x = x + jnp.einsum("...nh,nhd->...d", attended, w["o"])
-        return x + gated_mlp(rms_norm(x, w["post_norm"], self.spec.norm_eps), w["gate"], w["up"], w["down"])
+        x = x + self._product(attended, w, "o")
+        h = rms_norm(x, w["post_norm"], self.spec.norm_eps)
+        # Gated MLP: GLU Variants Improve Transformer, arXiv 2002.05202, equation 6 (SwiGLU).
+        gated = jax.nn.silu(self._product(h, w, "gate")) * self._product(h, w, "up")
+        return x + self._product(gated, w, "down")
+
+    def _product(self, x: Array, w: Weights, name: str) -> Array:
+        """One projection of every token.
+
+        On a CPU with all token axes as one: contracting two of them, as a weight's gradient does, makes XLA write a transposed
+        copy of the activations element by element, which costs more than the product.
+        """
+        if self.form != "rows":
+            return project(x, w, name, self.adapter_scale)
+        tokens = x.shape[: x.ndim - len(PROJECTIONS[name].inputs)]
+        out = project(x.reshape(-1, *x.shape[len(tokens) :]), w, name, self.adapter_scale)
+        return out.reshape(*tokens, *out.shape[1:])
 
     def _final(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         return rms_norm(x, self.final_norm.get_value().astype(self.compute_dtype), self.spec.norm_eps)

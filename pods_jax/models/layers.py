@@ -19,14 +19,14 @@ def rms_norm(x: Float[Array, "... D"], scale: Float[Array, "D"], eps: float) -> 
     return (normed.astype(x.dtype) * jnp.expand_dims(scale, tuple(range(x.ndim - 1)))).astype(x.dtype)
 
 
-def rotary_frequencies(spec: DecoderSpec) -> Float[Array, "H/2"]:
+def rotary_frequencies(spec: DecoderSpec) -> Float[Array, "half"]:
     """Angle per position of each rotated pair, in radians: ``theta^(-2i/H)``, rescaled for Llama 3.1 and later."""
     exponent = jnp.arange(0, spec.head_size, 2, dtype=jnp.float32) / spec.head_size
     frequency = 1.0 / (spec.rope_theta**exponent)
     return frequency if spec.rope_scaling is None else _llama3(frequency, spec.rope_scaling)
 
 
-def _llama3(frequency: Float[Array, "H/2"], scaling: Llama3Rope) -> Float[Array, "H/2"]:
+def _llama3(frequency: Float[Array, "half"], scaling: Llama3Rope) -> Float[Array, "half"]:
     # Long wavelengths are stretched by the factor, short ones kept, and the band between is blended linearly.
     wavelength = 2.0 * math.pi / frequency
     blend = (scaling.original_max_position / wavelength - scaling.low_freq_factor) / (
@@ -36,14 +36,14 @@ def _llama3(frequency: Float[Array, "H/2"], scaling: Llama3Rope) -> Float[Array,
     return (1.0 - blend) * frequency / scaling.factor + blend * frequency
 
 
-def rotary_tables(positions: Int[Array, "..."], spec: DecoderSpec) -> tuple[Float[Array, "... H/2"], Float[Array, "... H/2"]]:
+def rotary_tables(positions: Int[Array, "..."], spec: DecoderSpec) -> tuple[Float[Array, "... half"], Float[Array, "... half"]]:
     """Cosine and sine of every position's angles, shared by all layers of a forward pass."""
     angle = positions[..., None].astype(jnp.float32) * jnp.expand_dims(rotary_frequencies(spec), tuple(range(positions.ndim)))
     return jnp.cos(angle), jnp.sin(angle)
 
 
 def rotate(
-    x: Float[Array, "... heads H"], cosine: Float[Array, "... H/2"], sine: Float[Array, "... H/2"]
+    x: Float[Array, "... heads H"], cosine: Float[Array, "... half"], sine: Float[Array, "... half"]
 ) -> Float[Array, "... heads H"]:
     """Rotary position embedding in the half-split layout of Hugging Face checkpoints (first half pairs with second).
 

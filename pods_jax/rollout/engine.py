@@ -7,9 +7,10 @@ parameters, EOS ids and keys are traced. Every draw's key is folded from the ste
 rollout's index and the token's position, so neither chunks nor devices change a token.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from pods_jax.rollout.sampling import SamplingParams, sample
-from pods_jax.sharding import constrain
+from pods_jax.sharding import constrain, replicate
 from pods_jax.types import PromptBatch, Rollouts
 
 MAX_EOS_IDS = 8
@@ -47,6 +48,15 @@ def default_chunk(platform: str) -> int:
     return 32 if platform == "cpu" else 256
 
 
+def cache_sizes(max_completion_length: int, chunk: int) -> list[int]:
+    """Sizes through which the cache grows: equal steps of about ``chunk`` tokens up to the limit.
+
+    Each size is one compiled loop and one compiled update, so a last step of a few tokens would cost more than it saves.
+    """
+    steps = max(1, round(max_completion_length / chunk))
+    return [math.ceil(max_completion_length * (i + 1) / steps) for i in range(steps)]
+
+
 def eos_array(ids: Sequence[int]) -> np.ndarray:
     """EOS ids as a fixed-size int32 array, -1 where unused, so that another set of ids never recompiles.
 
@@ -71,7 +81,7 @@ class RolloutEngine:
         graph: Graph definition of the ``Decoder`` (``nnx.split``).
         rollouts: Rollouts generated for each prompt (N).
         max_completion_length: Longest completion in tokens (C), EOS included.
-        chunk: Tokens by which the cache grows.
+        chunk: Tokens by which the cache grows, about.
         eos_ids: Every id that ends a completion.
         prepare: Turns the learner's parameters into the decoding ones once per call (cast, gathered over ``fsdp``); the
             identity where nothing changes.
@@ -89,7 +99,7 @@ class RolloutEngine:
     ):
         self.rollouts = rollouts
         self.max_completion_length = max_completion_length
-        self.capacities = [min(c, max_completion_length) for c in range(chunk, max_completion_length + chunk, chunk)]
+        self.capacities = cache_sizes(max_completion_length, chunk)
         self.eos_ids = eos_array(eos_ids)
         self._prepare = prepare
         self.prefill = jax.jit(partial(_prefill, graph, rollouts, max_completion_length, self.capacities[0]))
@@ -106,14 +116,19 @@ class RolloutEngine:
             sampling: Temperature and truncation.
         """
         params = self._prepare(params)
-        state, prompt_cache = self.prefill(params, prompts, key, sampling, self.eos_ids)
+        state, prompt_cache = self.prefill(params, prompts, key, sampling, self._eos)
         for capacity in self.capacities:
             if capacity in self.grow:
                 if bool(jax.device_get(state.finished_PN.all())):
                     break
                 state = self.grow[capacity](params, state)
-            state = self.decode[capacity](params, state, prompt_cache, prompts.length_P, sampling, self.eos_ids)
+            state = self.decode[capacity](params, state, prompt_cache, prompts.length_P, sampling, self._eos)
         return Rollouts(state.tokens_PNC, state.logp_PNC, state.length_PN, state.finished_PN)
+
+    @cached_property
+    def _eos(self) -> Int[Array, "E"]:
+        # At the first call, not when built: only then is there a device to put them on.
+        return replicate(self.eos_ids)
 
     def bucket(self, length: int) -> int:
         """Smallest cache size that holds ``length`` tokens: the update's completions are cut to it."""
@@ -121,7 +136,8 @@ class RolloutEngine:
 
     def compiled_programs(self) -> int:
         """Number of compiled programs so far; constant after warm-up."""
-        return sum(f._cache_size() for f in (self.prefill, *self.decode.values(), *self.grow.values()))
+        programs: list[Any] = [self.prefill, *self.decode.values(), *self.grow.values()]
+        return sum(program._cache_size() for program in programs)
 
 
 def _record(state: DecodeState, slot: Array, token_PN: Array, logp_PN: Array, eos_ids: Array) -> DecodeState:

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-BLOCK = 128
+# Short enough that the blocks of a large vocabulary split evenly over a few shards; else each token would gather all logits.
+BLOCK = 32
 _ONE_BITS = int(np.float32(1.0).view(np.int32))
 
 

@@ -78,7 +78,7 @@ def hf():
 
 def random_model(hf, config, dtype="float32"):
     """A torch model whose every parameter is random, norms and biases too, which a fresh model has at 1 and 0."""
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]
 
     settings = {key: value for key, value in config.items() if key not in ("architectures", "model_type")}
     model = hf.AutoModelForCausalLM.from_config(hf.AutoConfig.for_model(config["model_type"], **settings))
@@ -96,7 +96,7 @@ def loaded(hf, folder):
 
 
 def torch_logits(model, tokens):
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]
 
     with torch.no_grad():
         return model(torch.from_numpy(tokens).long()).logits.numpy()
@@ -136,7 +136,7 @@ def test_transformers_loads_an_export_with_equal_logits(hf, case, shard_bytes, t
 
 
 def test_transformers_loads_a_bfloat16_export_as_bfloat16(hf, tmp_path):
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]
 
     model, tokens = random_model(hf, CASES["qwen3"]), random_tokens(CASES["qwen3"])
     model.save_pretrained(tmp_path / "source")

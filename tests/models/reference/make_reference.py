@@ -92,7 +92,7 @@ def write_checkpoint(folder, config):
 def main():
     import tempfile
 
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]
     from transformers import AutoModelForCausalLM
 
     for case, config in CASES.items():

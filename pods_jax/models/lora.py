@@ -1,0 +1,144 @@
+"""Low-rank adapters: which projections can carry one, their shapes, and how a tree is parted into trained and frozen.
+
+An adapted projection computes ``x W + (alpha / rank) x A B``. Adapters of all layers are stacked like the weights beside which
+they stand in the tree: ``layers.q_lora_a`` and ``layers.q_lora_b`` beside ``layers.q``. B starts at zero, so the adapted model
+starts equal to its base.
+
+Reference: LoRA: Low-Rank Adaptation of Large Language Models, arXiv 2106.09685, equation 3.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from pods_jax.models.spec import DecoderSpec
+
+A, B = "_lora_a", "_lora_b"
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Input and output dimensions of one projection, as einsum letters: d width, n heads, h head, f feed-forward."""
+
+    inputs: str
+    outputs: str
+    input_axes: tuple[str, ...]
+    output_axes: tuple[str, ...]
+
+
+PROJECTIONS: dict[str, Projection] = {
+    "q": Projection("d", "nh", ("embed",), ("q_heads", "head")),
+    "k": Projection("d", "nh", ("embed",), ("kv_heads", "head")),
+    "v": Projection("d", "nh", ("embed",), ("kv_heads", "head")),
+    "o": Projection("nh", "d", ("q_heads", "head"), ("embed",)),
+    "gate": Projection("d", "f", ("embed",), ("mlp",)),
+    "up": Projection("d", "f", ("embed",), ("mlp",)),
+    "down": Projection("f", "d", ("mlp",), ("embed",)),
+}
+
+
+@dataclass(frozen=True)
+class LoraSpec:
+    """Rank, scale and place of the adapters.
+
+    Attributes:
+        rank: Columns of A and rows of B.
+        alpha: The adapter's output is scaled by ``alpha / rank``.
+        targets: Entries of ``PROJECTIONS`` that carry an adapter.
+
+    Raises:
+        ValueError: the rank is below 1, or a target is unknown, missing or named twice.
+    """
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...] = tuple(PROJECTIONS)
+
+    def __post_init__(self):
+        if self.rank < 1:
+            raise ValueError(f"lora.rank={self.rank} must be at least 1")
+        if not self.targets or len(set(self.targets)) < len(self.targets) or not set(self.targets) <= set(PROJECTIONS):
+            raise ValueError(f"lora.targets={list(self.targets)} must name some of {', '.join(PROJECTIONS)}, each once")
+
+    @property
+    def scale(self) -> float:
+        """``alpha / rank``."""
+        return self.alpha / self.rank
+
+
+def sizes(spec: DecoderSpec, axes: Sequence[str]) -> tuple[int, ...]:
+    """Sizes of logical axes in a decoder of this shape."""
+    of = {
+        "embed": spec.width,
+        "q_heads": spec.q_heads,
+        "kv_heads": spec.kv_heads,
+        "head": spec.head_size,
+        "mlp": spec.feed_forward,
+    }
+    return tuple(of[axis] for axis in axes)
+
+
+def project(x: Array, w: Mapping[str, Array], name: str, scale: float) -> Array:
+    """``x W`` of one layer, plus its adapter's part where ``w`` holds one."""
+    i, o = PROJECTIONS[name].inputs, PROJECTIONS[name].outputs
+    out = jnp.einsum(f"...{i},{i}{o}->...{o}", x, w[name])
+    if name + A not in w:
+        return out
+    low = jnp.einsum(f"...{i},{i}r->...r", x, w[name + A])
+    return out + scale * jnp.einsum(f"...r,r{o}->...{o}", low, w[name + B])
+
+
+def is_adapter(path: Sequence[Any]) -> bool:
+    """Whether a key path of the parameter tree leads to an adapter."""
+    return str(path[-1].key).endswith((A, B))
+
+
+def part(params: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Splits a parameter tree into ``(trained, frozen)``: the adapters and the rest; everything is trained without adapters."""
+    layers = params["layers"]
+    adapters = {name: value for name, value in layers.items() if name.endswith((A, B))}
+    if not adapters:
+        return dict(params), {}
+    rest = {name: value for name, value in layers.items() if name not in adapters}
+    return {"layers": adapters}, {**params, "layers": rest}
+
+
+def join(trained: Mapping[str, Any], frozen: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Undoes ``part``."""
+    if not frozen:
+        return dict(trained)
+    return {**frozen, "layers": {**frozen["layers"], **trained["layers"]}}
+
+
+def merge(params: Mapping[str, Any], scale: float) -> dict[str, Any]:
+    """The base's tree with every adapter added into its weight: ``W + (alpha / rank) A B``, summed in float32."""
+    adapted, base = part(params)
+    if not base:
+        return dict(params)
+    layers = dict(base["layers"])
+    for name in layers:
+        if name + A in adapted["layers"]:
+            i, o = PROJECTIONS[name].inputs, PROJECTIONS[name].outputs
+            a, b = (adapted["layers"][name + suffix].astype(jnp.float32) for suffix in (A, B))
+            delta = scale * jnp.einsum(f"l{i}r,lr{o}->l{i}{o}", a, b)
+            layers[name] = (layers[name].astype(jnp.float32) + delta).astype(layers[name].dtype)
+    return {**base, "layers": layers}
+
+
+def initial_adapters(spec: DecoderSpec, lora: LoraSpec, key: Array) -> dict[str, tuple[tuple[str, ...], Array]]:
+    """Float32 adapters of all layers and their axes: A uniform within ``1/sqrt(inputs)`` (as PEFT draws it), B zero."""
+    adapters: dict[str, tuple[tuple[str, ...], Array]] = {}
+    for name in lora.targets:
+        here = PROJECTIONS[name]
+        inputs, outputs = sizes(spec, here.input_axes), sizes(spec, here.output_axes)
+        bound = math.prod(inputs) ** -0.5
+        drawn = jax.random.fold_in(key, list(PROJECTIONS).index(name))
+        a = jax.random.uniform(drawn, (spec.layers, *inputs, lora.rank), minval=-bound, maxval=bound)
+        adapters[name + A] = ("layers", *here.input_axes, "rank"), a
+        adapters[name + B] = ("layers", "rank", *here.output_axes), jnp.zeros((spec.layers, lora.rank, *outputs))
+    return adapters

@@ -1,0 +1,42 @@
+import numpy as np
+import pytest
+from beartype import beartype
+from jaxtyping import jaxtyped
+from transformers import AutoTokenizer
+
+from pods_jax.assets.tokenizer import write_tokenizer
+from pods_jax.rollout import texts
+
+completion_texts = jaxtyped(typechecker=beartype)(texts.completion_texts)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def completions(tokenizer, written, width, filler):
+    """Tokens and lengths of written completions, what lies beyond them taken from another text."""
+    rows = [[tokenizer(text)["input_ids"] for text in group] for group in written]
+    tokens = np.full((len(rows), len(rows[0]), width), tokenizer(filler)["input_ids"][0], np.int32)
+    for p, group in enumerate(rows):
+        for n, row in enumerate(group):
+            tokens[p, n, : len(row)] = row
+    return tokens, np.array([[len(row) for row in group] for group in rows], np.int32)
+
+
+def test_every_rollout_gets_its_own_text_up_to_its_length(tokenizer):
+    written = [["1+2=3", "", "<think>7</think>\n"], ["9", "<answer>4</answer>", "1 - 1, 0?"], ["=", " ", "\n\n"]]
+    assert completion_texts(tokenizer, *completions(tokenizer, written, 13, "8")) == written
+
+
+def test_eos_and_padding_leave_no_trace(tokenizer):
+    written = [["5<eos>", "<pad>6 <eos>"]]
+    assert completion_texts(tokenizer, *completions(tokenizer, written, 8, "<pad>")) == [["5", "6 "]]
+
+
+def test_spaces_before_punctuation_are_kept(tokenizer):
+    written = [["1 , 2 . 3 ?", "4 :"]]
+    assert completion_texts(tokenizer, *completions(tokenizer, written, 11, "0")) == written
