@@ -34,7 +34,7 @@ class RunConfig(Checked, key="run"):
     """Name of the run; its folder is <dir>/<name>."""
     dir: str = "runs"
     """Folder that holds all runs."""
-    steps: Count = 120
+    steps: Count = 200
     """Optimiser steps of the run."""
     seed: Seed = 0
     """Seed from which every random key of the run is folded, together with the step number."""
@@ -115,7 +115,7 @@ class DataConfig(Checked, key="data"):
     """Worked examples put before every problem, taken out of the training problems."""
     system_prompt: str | None = None
     """System message put before every problem; unset takes the task's own (the bundled task has none)."""
-    prompts_per_step: Count = 2
+    prompts_per_step: Count = 4
     """Prompts (groups) of one optimiser step, over all devices (P)."""
     train_problems: CountOrZero = 20_000
     """Training problems to generate, or the most to load; 0 takes all that the source has."""
@@ -183,7 +183,7 @@ class LossConfig(Checked, key="loss"):
     """The policy-gradient objective."""
 
     name: str = "grpo"
-    """Entry of the LOSSES table."""
+    """Entry of the LOSSES table: grpo (mean over each sequence, then over sequences), dapo (mean over all tokens)."""
     clip_low: Fraction = 0.2
     """The probability ratio is clipped below at 1 - clip_low."""
     clip_high: NonNegative = 0.2
@@ -196,14 +196,14 @@ class LossConfig(Checked, key="loss"):
 class OptimizerConfig(Checked, key="optimizer"):
     """AdamW with warm-up, a schedule and clipping."""
 
-    learning_rate: Positive = 1.5e-4
+    learning_rate: Positive = 2e-4
     """Peak learning rate."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Shape of the learning rate after warm-up; linear and cosine end at final_fraction of the peak at the last step."""
+    """Shape of the learning rate after warm-up; linear and cosine reach final_fraction of the peak as the steps end."""
     final_fraction: Fraction = 0.0
-    """Learning rate at the last step as a fraction of the peak, for the linear and cosine schedules."""
+    """Where the linear and cosine schedules end, as a fraction of the peak."""
     warmup_steps: CountOrZero = 5
-    """Steps of linear warm-up from 0."""
+    """Steps of linear warm-up; the first already has 1/warmup_steps of the peak."""
     beta1: FractionBelowOne = 0.9
     """Adam's decay of the first moment."""
     beta2: FractionBelowOne = 0.99
@@ -299,7 +299,7 @@ class EvalConfig(Checked, key="eval"):
 class LogConfig(Checked, key="log"):
     """What is written while the run goes on."""
 
-    texts_per_step: CountOrAll = 16
+    texts_per_step: CountOrAll = 32
     """Completions whose text is kept in rollouts.jsonl at each step; every rollout's numbers are kept always. -1 keeps all."""
     progress: bool = True
     """Live progress line on the terminal."""

@@ -141,9 +141,9 @@ def test_more_kept_than_generated_is_refused_unless_all_are_kept():
         ({"selection": SelectionConfig(rule="all"), "rollout": RolloutConfig(n=1)}, r"rollout\.n=1 .*at least 2"),
         ({"rollout": RolloutConfig(temperature=0.0)}, r"rollout\.temperature=0 makes all rollouts of a group equal"),
         ({"rollout": RolloutConfig(top_k=1)}, r"rollout\.top_k=1 makes all rollouts of a group equal"),
-        ({"data": DataConfig(train_problems=1)}, r"data\.train_problems=1 cannot fill data\.prompts_per_step=2"),
-        ({"mesh": MeshConfig(data=3)}, r"data\.prompts_per_step=2 .*mesh\.data=3 = 3 shards"),
-        ({"mesh": MeshConfig(data=2, fsdp=2)}, r"data\.prompts_per_step=2 .*mesh\.data=2 x mesh\.fsdp=2 = 4 shards"),
+        ({"data": DataConfig(train_problems=1)}, r"data\.train_problems=1 cannot fill data\.prompts_per_step=4"),
+        ({"mesh": MeshConfig(data=3)}, r"data\.prompts_per_step=4 .*mesh\.data=3 = 3 shards"),
+        ({"mesh": MeshConfig(data=2, fsdp=4)}, r"data\.prompts_per_step=4 .*mesh\.data=2 x mesh\.fsdp=4 = 8 shards"),
         (
             {"optimizer": OptimizerConfig(schedule="cosine", warmup_steps=9), "run": RunConfig(steps=9)},
             r"optimizer\.warmup_steps=9 .*run\.steps=9 .*cosine",
@@ -251,7 +251,7 @@ def test_the_mesh_is_resolved_from_the_device_count(mesh, devices, shape):
     [
         (Config(mesh=MeshConfig(tensor=3)), 8, r"mesh\.data=1 x mesh\.tensor=3 = 3 does not divide 8 devices"),
         (Config(mesh=MeshConfig(fsdp=2, tensor=2)), 2, r"mesh\.data=1 x mesh\.fsdp=2 x mesh\.tensor=2 needs 4 .* are 2"),
-        (Config(), 8, r"data\.prompts_per_step=2 does not divide over mesh\.data=1 x mesh\.fsdp=8 = 8 shards"),
+        (Config(), 8, r"data\.prompts_per_step=4 does not divide over mesh\.data=1 x mesh\.fsdp=8 = 8 shards"),
         (Config(eval=EvalConfig(batch=63)), 2, r"eval\.batch=63 does not divide over .* = 2 shards"),
         (EvaluateConfig(batch=63), 2, r"batch=63 does not divide over .* = 2 shards"),
     ],
@@ -283,7 +283,7 @@ def test_arithmetic_states_counts_worked_by_hand():
     assert "3 prompts x 20 rollouts = 60 completions, at most 4,200 tokens" in generated
     assert "3 prompts x 4 kept = 12 completions (max_variance), 3 micro-batches of 4, 2 epochs, at most 1,680 tokens" in trained
     assert "at most 42,000 tokens generated and 16,800 trained" in run
-    assert "1 micro-batch of 16, 1 epoch," in arithmetic(Config())[1]
+    assert "1 micro-batch of 32, 1 epoch," in arithmetic(Config())[1]
 
 
 def test_records_are_frozen():

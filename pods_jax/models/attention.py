@@ -163,8 +163,8 @@ def _dots_grow(own: Cache, capacity: int) -> tuple[Array, Array]:
     return tuple(jnp.pad(cache, ((0, 0), (0, 0), (0, room), (0, 0), (0, 0))) for cache in own)  # type: ignore[return-value]
 
 
-# --- CPU: multiply and reduce, keys [P, N, K, H, S] and values [P, N, K, S, H]: each sum then runs over the axis before the last,
-# in whole vectors, and neither cache is copied --------------------------------------------------------------------------------
+# --- CPU: multiply and reduce over keys [P, N, K, H, S] and values [P, N, K, S, H] --------------------------------------------
+# The sums run over the last axis but one, in whole vectors. A batched dot of one query row would copy the cache.
 
 
 def _rows_empty(prompts: int, rollouts: int, capacity: int, kv_heads: int, head: int, dtype: Any) -> Cache:

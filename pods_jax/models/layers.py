@@ -1,4 +1,4 @@
-"""Token-wise pieces of a decoder layer: RMSNorm, rotary positions, the gated MLP."""
+"""Token-wise pieces of a decoder layer: RMSNorm and rotary positions."""
 
 import math
 
@@ -52,10 +52,3 @@ def rotate(
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     cosine, sine = cosine[..., None, :], sine[..., None, :]
     return jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1).astype(x.dtype)
-
-
-def gated_mlp(
-    x: Float[Array, "... D"], gate: Float[Array, "D F"], up: Float[Array, "D F"], down: Float[Array, "F D"]
-) -> Float[Array, "... D"]:
-    """``(silu(x gate) * (x up)) down``. Reference: GLU Variants Improve Transformer, arXiv 2002.05202, equation 6 (SwiGLU)."""
-    return (jax.nn.silu(x @ gate) * (x @ up)) @ down

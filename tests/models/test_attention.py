@@ -151,12 +151,13 @@ def test_a_write_lands_in_its_slot_and_moves_nothing_else(name, tile, token, mon
     monkeypatch.setattr(attention, "WRITE_TILE", tile)
     form = DECODE_FORMS[name]
     (_, k, v), _ = token
-    token_axis = {"dots": 2, "rows": 3}[name]
+    token_axes = {"dots": (2, 2), "rows": (4, 3)}[name]
     empty = form.empty_cache(P, N, S, K, H, jnp.float32)
     filler = [normal(*cache.shape, seed=seed) for seed, cache in enumerate(empty)]
     for slot in range(S):
-        for new, before, after in zip((k, v), filler, form.write(tuple(filler), k, v, jnp.int32(slot)), strict=True):
-            after, before = (np.moveaxis(np.asarray(a), token_axis, 0) for a in (after, before))
+        written_now = form.write(tuple(filler), k, v, jnp.int32(slot))
+        for new, before, after, axis in zip((k, v), filler, written_now, token_axes, strict=True):
+            after, before = (np.moveaxis(np.asarray(a), axis, 0) for a in (after, before))
             np.testing.assert_array_equal(after[slot], new)
             np.testing.assert_array_equal(np.delete(after, slot, axis=0), np.delete(before, slot, axis=0))
 
