@@ -1,0 +1,108 @@
+"""Every benchmark runs on a toy, and its last line is one JSON object with the promised keys."""
+
+import json
+
+import pytest
+
+from pods_jax.bench.__main__ import COMMANDS, main
+from pods_jax.command_line import leaf_kinds
+
+SHAPE = "--shape.vocab_size 64 --shape.width 16 --shape.layers 1 --shape.head_size 8 --shape.feed_forward 32"
+TOY = f"{SHAPE} --prompts 2 --prompt_length 5 --completion_length 6 --repeats 2"
+ARGUMENTS = {
+    "rollout": f"{TOY} --n 3 --chunk 4",
+    "step": f"{TOY} --n 4 --m 2 --chunk 4",
+    "update": f"{TOY} --m 3",
+    "selector": "--prompts 1,3 --n 8 --repeats 2 --rules max_variance,random",
+}
+KEYS = {
+    "rollout": {"tokens_per_second", "tokens_per_cpu_second", "cpu_seconds", "compile_seconds", "floor_fraction"},
+    "step": {"pods", "grpo", "cpu_seconds", "grpo_over_pods_cpu"},
+    "update": {"tokens_per_second", "cpu_seconds", "compile_seconds", "temporary_bytes", "flops", "floor_fraction"},
+    "selector": {"cases", "agree"},
+}
+
+
+def last_line(capsys, command, arguments):
+    assert main([command, *arguments.split()]) == 0
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_every_command_is_tried():
+    assert set(ARGUMENTS) == set(KEYS) == set(COMMANDS)
+
+
+def test_rollout(capsys):
+    result = last_line(capsys, "rollout", ARGUMENTS["rollout"])
+    assert result.keys() >= KEYS["rollout"]
+    assert result["bench"] == "rollout"
+    assert result["compiled_programs"] == 4  # prefill, two cache sizes, one growth: nothing compiles between the repeats
+    assert result["tokens_per_second"] == pytest.approx(2 * 3 * 6 / result["seconds"], rel=1e-4)
+    assert result["floor_fraction"] == pytest.approx(result["floor_seconds"] / result["seconds"], rel=1e-4)
+
+
+def test_step(capsys):
+    result = last_line(capsys, "step", ARGUMENTS["step"])
+    assert result.keys() >= KEYS["step"]
+    for name in ("pods", "grpo"):
+        assert list(result[name]["parts"]) == ["rollout", "reward", "selection", "update", "host"]
+        assert result[name]["cpu_seconds"] > 0
+    assert result["grpo"]["flops"] > result["pods"]["flops"]
+
+
+def test_update(capsys):
+    result = last_line(capsys, "update", ARGUMENTS["update"])
+    assert result.keys() >= KEYS["update"]
+    assert result["updates_taken"] == 3  # the warm-up and two measured ones: every update moved
+    assert result["flops"] < result["flops_concatenated"]
+
+
+def test_selector(capsys):
+    result = last_line(capsys, "selector", ARGUMENTS["selector"])
+    assert result.keys() >= KEYS["selector"]
+    assert len(result["cases"]) == 2 * 2 * 1
+    assert all(case["jitted_us"] > 0 for case in result["cases"])
+
+
+def test_an_update_in_micro_batches(capsys):
+    result = last_line(capsys, "update", f"{TOY} --m 4 --update.micro_batch 2 --update.remat true")
+    assert result["updates_taken"] == 3
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_lists_every_option(capsys, command):
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    assert all(f"--{key} " in text for key in leaf_kinds(COMMANDS[command].options))
+
+
+def test_help_names_every_command(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("rollouts", "valid names are rollout, step, update, selector"),
+        ("rollout --model.path nowhere", "nowhere"),
+        ("rollout --completion_length 1", "at least 2"),
+        ("rollout --shape.q_heads 3", "shape.q_heads=3"),
+        ("step --n 4 --m 5", "m=5"),
+        ("step --rule best", "max_variance"),
+        ("update --m 4 --update.micro_batch 3", "possible are 1, 2, 4, 8, 16"),
+        ("selector --rules best", "max_variance"),
+    ],
+)
+def test_the_impossible_is_refused_in_one_line(capsys, arguments, message):
+    try:
+        code = main(arguments.split())
+    except SystemExit as stop:
+        code = stop.code
+    assert code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
