@@ -299,7 +299,7 @@ class EvalConfig(Checked, key="eval"):
 class LogConfig(Checked, key="log"):
     """What is written while the run goes on."""
 
-    texts_per_step: CountOrAll = 32
+    texts_per_step: CountOrAll = 128
     """Completions whose text is kept in rollouts.jsonl at each step; every rollout's numbers are kept always. -1 keeps all."""
     progress: bool = True
     """Live progress line on the terminal."""

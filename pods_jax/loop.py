@@ -184,6 +184,8 @@ def one_step(
         groups, passes, learning_rate = to_local((groups, passes, learning_rate))
 
     metrics = reward_metrics(groups, list(scores.parts)) | update_metrics(passes)
+    if parts.reference is None:
+        metrics.pop("policy/kl", None)
     metrics["reward/unscored"] = float(sum(scores.unscored.values()))
     metrics |= {f"reward/verifier_{fault}": float(count) for fault, count in scores.faults.items()}
     metrics["policy/learning_rate"] = float(learning_rate)

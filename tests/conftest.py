@@ -48,11 +48,12 @@ def tiny_model(tmp_path_factory):
     root = tmp_path_factory.mktemp("tiny")
     write_tokenizer(root / "source")
     (root / "source" / "config.json").write_text(json.dumps(TINY_QWEN2))
-    spec, rng, params = read_spec(root / "source"), np.random.default_rng(0), {"layers": {}}
+    spec, rng, layers, params = read_spec(root / "source"), np.random.default_rng(0), {}, {}
     for path, shape in array_shapes(spec).items():
-        place = params if len(path) == 1 else params["layers"]
-        place[path[-1]] = jnp.asarray(rng.normal(1.0 if path[-1].endswith("_norm") else 0.0, 0.3, shape), jnp.float32)
-    export_folder(params, spec, root / "source", root / "model", dtype=jnp.float32)
+        (params if len(path) == 1 else layers)[path[-1]] = jnp.asarray(
+            rng.normal(1.0 if path[-1].endswith("_norm") else 0.0, 0.3, shape), jnp.float32
+        )
+    export_folder(params | {"layers": layers}, spec, root / "source", root / "model", dtype=jnp.float32)
     return root / "model"
 
 

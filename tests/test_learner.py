@@ -1,6 +1,7 @@
 import math
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ P, M, L, C = 4, 6, 7, 5
 # Moves nothing and keeps the gradient as its state: what an optimiser would have been given.
 RECORD = optax.GradientTransformation(
     lambda params: jax.tree.map(jnp.zeros_like, params),
-    lambda gradient, state, params=None: (jax.tree.map(jnp.zeros_like, gradient), gradient),
+    lambda updates, state, params=None: (jax.tree.map(jnp.zeros_like, updates), updates),  # type: ignore[arg-type]
 )
 ADAMW = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2, weight_decay=0.1))
 
@@ -130,7 +131,7 @@ def reference_logits(params, tokens):
 
 def reference_logp(params, kept, temperature):
     """Log-probability of each completion token and the entropy there; 0 beyond the length."""
-    logp, entropy = np.zeros((2, *kept.tokens_PMC.shape))
+    logp, entropy = np.zeros(kept.tokens_PMC.shape), np.zeros(kept.tokens_PMC.shape)
     for p, m in np.ndindex(*kept.length_PM.shape):
         prompt = np.asarray(kept.prompt_PL[p, : kept.prompt_length_P[p]])
         own = np.asarray(kept.tokens_PMC[p, m, : kept.length_PM[p, m]])
@@ -238,7 +239,7 @@ def test_padding_and_what_lies_beyond_a_length_change_nothing(whole):
         prompt_PL=jnp.pad(jnp.asarray(prompt), ((0, 0), (0, 9)), constant_values=5),
         tokens_PMC=jnp.pad(jnp.asarray(tokens), wide, constant_values=7),
         logp_old_PMC=jnp.pad(jnp.where(beyond, jnp.nan, kept.logp_old_PMC), wide, constant_values=jnp.inf),
-        logp_ref_PMC=jnp.pad(jnp.where(beyond, -jnp.inf, kept.logp_ref_PMC), wide, constant_values=jnp.nan),
+        logp_ref_PMC=jnp.pad(jnp.where(beyond, -jnp.inf, jnp.asarray(kept.logp_ref_PMC)), wide, constant_values=jnp.nan),
     )
     state, metrics = updated(padded, beta=0.3)
     assert_trees_close(state.opt_state, whole[0].opt_state, rtol=1e-5, atol=2e-6)
@@ -273,32 +274,39 @@ def test_micro_batches_hold_every_rollout_once_with_its_own_prompt(prompts, kept
     number_PM = np.arange(prompts * kept).reshape(prompts, kept)
     tokens_PMC = np.stack([number_PM, number_PM + 1000, number_PM + 2000], -1)
     owner_P = np.arange(prompts)
-    whole = KeptBatch(
-        prompt_PL=jnp.asarray(np.stack([owner_P, -owner_P], -1)),
-        prompt_length_P=jnp.asarray(owner_P + 50),
-        tokens_PMC=jnp.asarray(tokens_PMC),
-        length_PM=jnp.asarray(number_PM + 7),
-        logp_old_PMC=jnp.asarray(tokens_PMC / 8),
-        advantage_PM=jnp.asarray(number_PM / 4),
-        weight_PM=jnp.asarray(number_PM / 2),
-    )
-    micro = split_micro_batches(whole, size, shards)
+    values: dict[str, Any] = {
+        "prompt_PL": np.stack([owner_P, -owner_P], -1),
+        "prompt_length_P": owner_P + 50,
+        "tokens_PMC": tokens_PMC,
+        "length_PM": number_PM + 7,
+        "logp_old_PMC": tokens_PMC / 8,
+        "advantage_PM": number_PM / 4,
+        "weight_PM": number_PM / 2,
+    }
+    whole = KeptBatch(**values)
+    names = ("tokens_PMC", "length_PM", "logp_old_PMC", "weight_PM")
+
+    @jax.jit
+    def there_and_back(whole):
+        micro = split_micro_batches(whole, size, shards)
+        return micro, [join_micro_batches(getattr(micro, name), (prompts, kept), shards) for name in names]
+
+    micro, joined = jax.device_get(there_and_back(whole))
     blocks, groups, each = micro.length_PM.shape
     assert groups * each == (size or prompts * kept)
     assert blocks * groups * each == prompts * kept
-    assert sorted(np.asarray(micro.tokens_PMC[..., 0]).ravel()) == list(range(prompts * kept))
-    np.testing.assert_array_equal(
-        micro.tokens_PMC[..., 0] // kept, np.broadcast_to(micro.prompt_PL[..., :1], (blocks, groups, each))
-    )
+    assert sorted(micro.tokens_PMC[..., 0].ravel()) == list(range(prompts * kept))
+    owner = np.broadcast_to(micro.prompt_PL[..., :1], (blocks, groups, each))
+    np.testing.assert_array_equal(micro.tokens_PMC[..., 0] // kept, owner)
     np.testing.assert_array_equal(micro.prompt_length_P, micro.prompt_PL[..., 0] + 50)
-    np.testing.assert_array_equal(micro.weight_PM * 4, micro.advantage_PM * 8)
+    np.testing.assert_array_equal(micro.length_PM, micro.tokens_PMC[..., 0] + 7)
+    np.testing.assert_array_equal(micro.weight_PM, micro.advantage_PM * 2)
     assert micro.logp_ref_PMC is None
     # A shard keeps to its own groups: no rollout moves between devices.
-    shard_of = np.asarray(micro.prompt_PL[..., 0]) // (prompts // shards)
+    shard_of = micro.prompt_PL[..., 0] // (prompts // shards)
     np.testing.assert_array_equal(shard_of, np.broadcast_to(np.repeat(np.arange(shards), groups // shards), shard_of.shape))
-    for name in ("tokens_PMC", "length_PM", "logp_old_PMC", "weight_PM"):
-        joined = join_micro_batches(getattr(micro, name), (prompts, kept), shards)
-        np.testing.assert_array_equal(joined, getattr(whole, name))
+    for name, again in zip(names, joined, strict=True):
+        np.testing.assert_array_equal(again, getattr(whole, name))
 
 
 @pytest.mark.parametrize("size", [5, 7, 9, 16, 48])

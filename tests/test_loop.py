@@ -1,3 +1,5 @@
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -5,14 +7,15 @@ import pytest
 
 from pods_jax.learner import GroupMetrics, UpdateMetrics
 from pods_jax.loop import Clock, asked_transfers_only, reward_metrics, score, update_metrics
-from pods_jax.rewards.scoring import Reward, Scorer
+from pods_jax.rewards.scoring import Scores
 from pods_jax.sharding import make_mesh, replicate, to_global, to_local
 from pods_jax.types import Problem
 
 
 def one_pass(**changes):
-    names = UpdateMetrics.__dataclass_fields__
-    return UpdateMetrics(**{name: np.float32(changes.get(name, i / 8)) for i, name in enumerate(names)})
+    values: dict[str, Any] = {name: np.float32(i / 8) for i, name in enumerate(UpdateMetrics.__dataclass_fields__)}
+    values.update({name: np.float32(value) for name, value in changes.items()})
+    return UpdateMetrics(**values)
 
 
 def test_a_step_without_update_says_so_and_nothing_else():
@@ -32,8 +35,8 @@ def test_metrics_of_several_epochs_are_the_last_ones_sums_and_the_first_gap():
 
 
 def test_each_reward_part_has_its_mean_by_name():
-    names = GroupMetrics.__dataclass_fields__
-    values = {name: np.float32(i) for i, name in enumerate(names)} | {"parts_mean": np.array([0.25, 0.5], np.float32)}
+    values: dict[str, Any] = {name: np.float32(i) for i, name in enumerate(GroupMetrics.__dataclass_fields__)}
+    values["parts_mean"] = np.array([0.25, 0.5], np.float32)
     metrics = reward_metrics(GroupMetrics(**values), ["correct", "format"])
     assert metrics["reward/correct/mean"] == 0.25
     assert metrics["reward/format/mean"] == 0.5
@@ -60,32 +63,52 @@ def test_only_transfers_that_were_asked_for_pass():
     double = jax.jit(lambda x: x * 2)
     with jax.set_mesh(mesh):
         x = to_global(mesh, np.arange(8.0, dtype=np.float32))
-        double(x), double(np.ones(8, np.float32))
+        jax.block_until_ready((double(x), double(np.ones(8, np.float32))))
         with asked_transfers_only():
             np.testing.assert_array_equal(to_local(double(to_global(mesh, np.arange(8.0, dtype=np.float32)))), 2 * np.arange(8))
             assert to_local(double(replicate(np.float32(3)))) == 6
             with pytest.raises(Exception, match="Disallowed host-to-device"):
                 double(np.ones(8, np.float32))
             with pytest.raises(Exception, match="Disallowed host-to-device"):
-                x + 1
+                jnp.add(x, 1)
+
+
+class Rewards:
+    """A scorer of one reward, the norm of (length of the text, 1), that leaves texts with an x unscored and counts faults."""
+
+    def __init__(self):
+        self.lengths = []
+
+    def score(self, problems, texts, *, length_PN):
+        self.lengths.append(length_PN)
+        part_PN = np.array(
+            [[np.nan if "x" in text else self.norm(text) for text in of_group] for of_group in texts], np.float32
+        )
+        valid_PN = np.isfinite(part_PN)
+        return Scores(np.where(valid_PN, part_PN, 0), {"norm": part_PN}, valid_PN, {"norm": 0}, {"norm": 7})
+
+    def norm(self, text):
+        return float(jnp.sum(jnp.asarray([len(text), 1.0])))
+
+
+def scored(texts):
+    problems = [Problem(f"p/{i}", (), "1", "t") for i in range(len(texts))]
+    scorer, length_PN = Rewards(), np.arange(4).reshape(2, 2)
+    with asked_transfers_only():
+        scores = score(scorer, problems, texts, length_PN)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(scorer.lengths, [length_PN])
+    return scores
 
 
 def test_a_reward_may_use_a_device_as_it_likes():
-    def norm(problem, completion):
-        return float(jnp.sum(jnp.asarray([len(completion), 1.0])))
-
-    scorer = Scorer({"norm": Reward(norm, 1.0)})
-    problems = [Problem(f"p/{i}", (), "1", "t") for i in range(2)]
-    with asked_transfers_only():
-        scores = score(scorer, problems, [["a", "bb"], ["ccc", ""]])
+    scores = scored([["a", "bb"], ["ccc", ""]])
     np.testing.assert_array_equal(scores.rewards_PN, [[2, 3], [4, 1]])
     assert scores.valid_PN.all()
 
 
 def test_unscored_completions_are_counted_by_reward():
-    rewards = {"some": Reward(lambda p, c: None if "x" in c else 1.0, 1.0), "all": Reward(lambda p, c: 2.0, 0.5)}
-    problems = [Problem(f"p/{i}", (), "1", "t") for i in range(2)]
-    scores = score(Scorer(rewards), problems, [["x", "b"], ["xx", "x"]])
-    assert scores.unscored == {"some": 3, "all": 0}
+    scores = scored([["x", "b"], ["xx", "x"]])
+    assert scores.unscored == {"norm": 3}
+    assert scores.faults == {"norm": 7}
     np.testing.assert_array_equal(scores.valid_PN, [[False, True], [False, False]])
     np.testing.assert_array_equal(scores.rewards_PN, [[0, 2], [0, 0]])

@@ -114,9 +114,9 @@ def whole(trained):
     """The uninterrupted run, and how many programs had been compiled when each step was logged."""
     compiled, at_step, log_step = [], {}, RunLog.log_step
 
-    def count(name, seconds, **_):
-        if name.endswith("backend_compile_duration"):
-            compiled.append(seconds)
+    def count(event, duration_secs, **_):
+        if event.endswith("backend_compile_duration"):
+            compiled.append(duration_secs)
 
     def logged(self, step, *args, **kwargs):
         at_step[step] = len(compiled)
@@ -261,27 +261,28 @@ def test_a_run_continues_on_another_mesh(whole, trained):
 
 
 def test_a_run_killed_at_any_moment_continues_as_if_it_had_not_been(whole, trained, arguments, workshop, compiled_once):
-    folder, command = workshop / "runs" / "killed", [sys.executable, "-m", "pods_jax.train", *arguments("killed")]
+    folder, errors = workshop / "runs" / "killed", workshop / "killed.txt"
     environment = os.environ | {
-        "PACE": "0.02",
+        "PACE": "0.1",
         "JAX_NUM_CPU_DEVICES": "8",
         "JAX_COMPILATION_CACHE_DIR": compiled_once,
         "PYTHONPATH": str(Path(train.__file__).parents[1]),
     }
-    process = subprocess.Popen(command, cwd=workshop, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    command = [sys.executable, "-m", "pods_jax.train", *arguments("killed", run__steps=12)]
+    with errors.open("w") as out:
+        process = subprocess.Popen(command, cwd=workshop, env=environment, stdout=out, stderr=out)
     deadline = time.monotonic() + 300
     while not (folder / "checkpoints" / "2").exists():
-        assert process.poll() is None, process.stderr.read().decode()
+        assert process.poll() is None, errors.read_text()
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    time.sleep(random.uniform(0, 3) * P * N * 0.02)
+    time.sleep(random.uniform(0, 1))
     assert process.poll() is None, "the run ended before it was killed"
     process.send_signal(signal.SIGKILL)
     process.wait()
-    process.stderr.close()
     assert not (folder / "export").exists()
-    trained("killed")
-    assert_same_run(folder, whole[0])
+    trained("killed", run__steps=12)
+    assert_same_run(folder, whole[0], steps=12)
 
 
 def test_a_torn_checkpoint_is_passed_over(whole, trained, workshop):
@@ -338,6 +339,13 @@ def test_weights_that_do_not_fit_are_refused_before_the_run_folder_is_made(argum
     (broken / "config.json").write_text(json.dumps(config | {"intermediate_size": 48}))
     assert train.main(arguments("refused", model__path=broken)) == 2
     assert "misshapen: model.layers.0.mlp.gate_proj.weight" in capsys.readouterr().err
+    assert not (workshop / "runs" / "refused").exists()
+
+
+def test_a_mesh_that_leaves_a_host_without_work_is_refused(arguments, workshop, capsys, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert train.main(arguments("refused", mesh__fsdp=4)) == 2
+    assert "a mesh of 4 devices leaves some hosts' idle: there are 8" in capsys.readouterr().err
     assert not (workshop / "runs" / "refused").exists()
 
 

@@ -240,7 +240,9 @@ class Decoder(nnx.Module):
         return head.astype(self.compute_dtype)
 
     def _embed(self, tokens: Int[Array, "P *time"]) -> Float[Array, "P *time D"]:
-        x = jnp.take(self.embed.get_value(), tokens, axis=0).astype(self.compute_dtype)
+        # Gathered over the width first: a lookup in a table sharded both ways makes the compiler replicate the whole of it.
+        table = constrain(self.embed.get_value(), ("vocab", "width"))
+        x = jnp.take(table, tokens, axis=0).astype(self.compute_dtype)
         return constrain(x, ("prompts", "tokens", "width"))
 
     def _project(self, w: Weights, x: Array, tables: tuple[Array, Array]) -> tuple[Array, Array, Array]:
