@@ -27,13 +27,13 @@ class Progress:
 
 
 class Checkpoints:
-    """Numbered checkpoints in one folder, the newest ``keep`` of them.
+    """Numbered checkpoints in one folder, the newest ``keep`` of them; all of them without a number.
 
     orbax writes each under a temporary name and renames it when it is whole, so a run killed at any moment finds only complete
     ones.
     """
 
-    def __init__(self, folder: Path, *, keep: int):
+    def __init__(self, folder: Path, *, keep: int | None = None):
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, enable_async_checkpointing=True)
         self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
 
@@ -63,6 +63,14 @@ class Checkpoints:
         target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
         items = ocp.args.Composite(state=ocp.args.StandardRestore(target))  # type: ignore[call-arg]
         return self._manager.restore(step, args=items)["state"]
+
+    def restore_params(self, step: int, like: Any) -> Any:
+        """Reads the trained parameters of one checkpoint, and neither moments nor counters, as ``restore`` does."""
+        like = {"params": like}
+        arguments = ocp.args.PyTreeRestore(  # type: ignore[call-arg]
+            item=like, restore_args=ocp.checkpoint_utils.construct_restore_args(like), partial_restore=True
+        )
+        return self._manager.restore(step, args=ocp.args.Composite(state=arguments))["state"]["params"]
 
     def close(self) -> None:
         """Waits until everything is written."""

@@ -1,7 +1,9 @@
-"""Accuracy of a Hugging Face folder on held-out problems: ``python -m pods_jax.evaluate --help``.
+"""Accuracy of a policy on held-out problems: ``python -m pods_jax.evaluate --help``.
 
-Prints greedy accuracy, and over k sampled completions of each problem the mean accuracy, pass@k and majority-vote accuracy,
-each with its standard error; optionally writes every completion and its verdict. The last line printed is one JSON object.
+The policy (--model.path) is a Hugging Face folder or Hub id, a PEFT folder, or a run folder, whose newest checkpoint is taken.
+Prints greedy accuracy, and over the sampled completions of each problem the mean accuracy, pass@k for k = 2, 4, ... up to their
+number, and majority-vote accuracy, each with its standard error over problems; optionally writes every completion and its
+verdict. The last line printed is one JSON object.
 """
 
 import json
@@ -11,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import count, takewhile
 from pathlib import Path
 from typing import IO
 
@@ -18,12 +21,12 @@ import jax
 import numpy as np
 from rich.progress import track
 
-from pods_jax.build import load_prompts, make_engine, make_sampling, make_verifier
+from pods_jax.build import find_policy, load_any_policy, load_prompts, make_engine, make_sampling, make_verifier
 from pods_jax.command_line import parse
 from pods_jax.config import ConfigError, EvaluateConfig, check_devices
 from pods_jax.data.prompts import load_tokenizer
 from pods_jax.evaluation import Evaluator, Verdicts
-from pods_jax.policy import load_policy, model_folder
+from pods_jax.policy import model_folder
 from pods_jax.problem import Problem
 from pods_jax.rewards.answers import vote
 from pods_jax.rollout.sampling import sampling_params
@@ -45,12 +48,13 @@ def evaluate(config: EvaluateConfig) -> dict[str, float]:
     """Evaluates as configured, prints the result and returns it."""
     shape = check_devices(config, jax.device_count())
     mesh = make_mesh(shape, jax.devices()[: math.prod(shape)])
-    tokenizer = load_tokenizer(model_folder(config.model.path, config.model.revision))
+    source = find_policy(config.model)
+    tokenizer = load_tokenizer(model_folder(source.model.path, source.model.revision))
     _, prompts = load_prompts(config.data, tokenizer, evaluation=True)
     result: dict[str, float] = {"problems": len(prompts)}
     with make_verifier(config.verify) as scorer, jax.set_mesh(mesh):
-        architecture, params = load_policy(config.model, mesh)
-        engine = partial(make_engine, config.model, config.rollout, architecture, mesh, tokenizer)
+        architecture, params = load_any_policy(source, mesh)
+        engine = partial(make_engine, source.model, config.rollout, architecture, mesh, tokenizer)
         evaluator = partial(
             Evaluator, prompts=prompts, batch=config.batch, mesh=mesh, tokenizer=tokenizer, judge=scorer.correct
         )
@@ -103,15 +107,20 @@ def _measures(name: str, verdicts: list[Verdicts], sources: Sequence[str]) -> di
     values = {"accuracy" if name == "greedy" else "mean_accuracy": correct_EN.mean(axis=1)}
     if name == "sampled":
         values |= {
-            "pass_at_k": pass_at_k(correct_EN, correct_EN.shape[1]),
+            **{f"pass_at_{k}": pass_at_k(correct_EN, k) for k in _drawn(correct_EN.shape[1])},
             "majority_accuracy": majority_correct(problems, texts_EN, correct_EN, sources),
         }
     measured = {}
     for key, value_E in values.items():
-        error = float(value_E.std(ddof=1) / math.sqrt(len(value_E))) if len(value_E) > 1 else math.nan
+        error = float(value_E.std() / math.sqrt(max(1, len(value_E) - 1)))  # 0 for a single problem, which tells nothing of it
         measured |= {f"{name}/{key}": float(value_E.mean()), f"{name}/{key}_standard_error": error}
     measured[f"{name}/truncated_fraction"] = 1.0 - float(np.concatenate([v.finished_EN for v in verdicts]).mean())
     return measured
+
+
+def _drawn(samples: int) -> list[int]:
+    """The k of pass@k: powers of two below the number of samples, and that number; pass@1 is the mean accuracy."""
+    return [*takewhile(lambda k: k < samples, (2**i for i in count(1))), samples]
 
 
 def _write(out: IO[str] | None, name: str, verdicts: list[Verdicts]) -> None:
@@ -138,7 +147,7 @@ def _print(result: dict[str, float], samples: int) -> None:
     names = {
         "greedy/accuracy": "greedy accuracy",
         "sampled/mean_accuracy": f"mean accuracy over {samples} samples",
-        "sampled/pass_at_k": f"pass@{samples}",
+        **{f"sampled/pass_at_{k}": f"pass@{k}" for k in _drawn(samples)},
         "sampled/majority_accuracy": f"maj@{samples}",
     }
     print(f"{int(result['problems'])} held-out problems")

@@ -61,6 +61,14 @@ def model_folder(path: str, revision: str | None = None) -> Path:
     return _find(read_lora(folder)[1], None) if is_adapter_folder(folder) else folder
 
 
+def base_name(path: str, revision: str | None = None) -> str:
+    """What adapters trained on ``model.path`` name as their base: a Hub id, or an absolute folder."""
+    folder = _find(path, revision)
+    if is_adapter_folder(folder):
+        return base_name(read_lora(folder)[1])
+    return str(folder.resolve()) if path == BUNDLED or Path(path).expanduser().is_dir() else path
+
+
 def _find(path: str, revision: str | None) -> Path:
     folder = Path(str(resources.files("pods_jax") / "assets" / "tally")) if path == BUNDLED else Path(path).expanduser()
     if folder.is_dir():

@@ -38,7 +38,7 @@ from pods_jax.models.lora import merge, part
 from pods_jax.models.peft_adapters import export_adapters
 from pods_jax.models.spec import DecoderSpec
 from pods_jax.optim import make_optimizer, make_schedule
-from pods_jax.policy import Architecture, load_policy, make_lora, model_folder
+from pods_jax.policy import Architecture, base_name, load_policy, make_lora, model_folder
 from pods_jax.report import write_report
 from pods_jax.rewards.scoring import Scorer
 from pods_jax.rollout.sampling import sampling_params
@@ -266,7 +266,8 @@ def _export(config: Config, architecture: Architecture, params: Any, folder: Pat
     """Writes the policy as a Hugging Face folder, and adapters as a PEFT folder beside it."""
     source, dtype = model_folder(config.model.path, config.model.revision), config.model.param_dtype
     if architecture.lora is not None:
-        export_adapters(params, architecture.spec, architecture.lora, source, folder / "adapter", overwrite=True)
+        base = base_name(config.model.path, config.model.revision)
+        export_adapters(params, architecture.spec, architecture.lora, base, folder / "adapter", overwrite=True)
         params = jax.jit(partial(merge, scale=architecture.lora.scale))(params)
     export_folder(params, architecture.spec, source, folder / "export", dtype=dtype, overwrite=True)
 

@@ -93,11 +93,6 @@ def project(x: Array, w: Mapping[str, Array], name: str, scale: float) -> Array:
     return out + scale * jnp.einsum(f"...r,r{o}->...{o}", low, w[name + B])
 
 
-def is_adapter(path: Sequence[Any]) -> bool:
-    """Whether a key path of the parameter tree leads to an adapter."""
-    return str(path[-1].key).endswith((A, B))
-
-
 def part(params: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Splits a parameter tree into ``(trained, frozen)``: the adapters and the rest; everything is trained without adapters."""
     layers = params["layers"]

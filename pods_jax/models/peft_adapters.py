@@ -37,6 +37,16 @@ _PLAIN: dict[str, Any] = {
     "alpha_pattern": {},
     "layers_to_transform": None,
 }
+# Later inventions, absent or off in a plain folder. These ways to draw A and B also change the base's own weights.
+_OFF = (
+    "alora_invocation_tokens",
+    "layer_replication",
+    "lora_bias",
+    "target_parameters",
+    "trainable_token_indices",
+    "use_qalora",
+)
+_CHANGED_BASE = ("pissa", "olora", "corda", "loftq")
 
 
 def is_adapter_folder(folder: Path) -> bool:
@@ -45,7 +55,7 @@ def is_adapter_folder(folder: Path) -> bool:
 
 
 def export_adapters(
-    params: Mapping[str, Any], spec: DecoderSpec, lora: LoraSpec, base: Path, target: Path, *, overwrite: bool = False
+    params: Mapping[str, Any], spec: DecoderSpec, lora: LoraSpec, base: str, target: Path, *, overwrite: bool = False
 ) -> None:
     """Writes the adapters of a parameter tree as a PEFT folder, in float32. All processes must call this; the first writes.
 
@@ -53,7 +63,7 @@ def export_adapters(
         params: Parameter tree; only its adapters are read.
         spec: The decoder's shape.
         lora: The adapters' rank, scale and targets.
-        base: Folder of the model that they adapt, written into the config.
+        base: Folder or Hub id of the model that they adapt, written into the config.
         target: Folder to write: beside it first, then renamed.
         overwrite: Replace earlier adapters.
 
@@ -77,7 +87,7 @@ def export_adapters(
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": str(base),
+        "base_model_name_or_path": base,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": 0.0,
@@ -103,13 +113,19 @@ def read_lora(folder: Path) -> tuple[LoraSpec, str]:
         config = json.loads(file.read_text(encoding="utf-8"))
         rank, alpha, base = config["r"], config["lora_alpha"], config["base_model_name_or_path"]
         modules = config["target_modules"]
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is no PEFT config: {error!r}") from error
     if config.get("peft_type") != "LORA":
         raise ValueError(f"{file}: peft_type={config.get('peft_type')} is not supported; supported: LORA")
     for key, plain in _PLAIN.items():
         if (config.get(key, plain) or None) != (plain or None):
             raise ValueError(f"{file}: {key}={config[key]} is not supported; supported: {plain}")
+    for key in _OFF:
+        if config.get(key):
+            raise ValueError(f"{file}: {key}={config[key]} is not supported; supported: none")
+    drawn = config.get("init_lora_weights")
+    if isinstance(drawn, str) and drawn.startswith(_CHANGED_BASE):
+        raise ValueError(f"{file}: init_lora_weights={drawn} is not supported: it changes the base's weights")
     if not isinstance(modules, list) or not set(modules) <= set(_TARGETS):
         raise ValueError(f"{file}: target_modules={modules} is not supported; supported: some of {', '.join(_TARGETS)}")
     targets = tuple(name for module, name in _TARGETS.items() if module in modules)
@@ -134,8 +150,9 @@ def load_adapters(folder: Path, spec: DecoderSpec, lora: LoraSpec) -> dict[str, 
                 if key not in tensors:
                     raise ValueError(f"{folder / WEIGHTS_FILE} has no {key}")
                 matrix = tensors.pop(key).astype(np.float32)
-                if matrix.size != int(np.prod(shape)):
-                    raise ValueError(f"{key} in {folder / WEIGHTS_FILE} is {matrix.shape}; the model needs {shape}")
+                needed = _matrix(np.empty(shape), kind, lora.rank).shape
+                if matrix.shape != needed:
+                    raise ValueError(f"{key} in {folder / WEIGHTS_FILE} is {matrix.shape}; the model needs {needed}")
                 layers.append(matrix.T.reshape(shape))
             adapters[name + suffix] = np.stack(layers)
     if tensors:
