@@ -32,7 +32,7 @@ NAMES = {
     "reward": ["mean", "std", f"{VARIETY}/mean", "tag_count/mean"],
     "selection": ["variance_all", "variance_kept", "no_signal_fraction"],
     "completions": ["mean_length", "truncated_fraction"],
-    "policy": ["entropy", "kl", "clip_fraction", "grad_norm", "logp_gap", "learning_rate"],
+    "policy": ["entropy", "clip_fraction", "grad_norm", "logp_gap", "learning_rate"],
     "time": ["rollout_seconds", "reward_seconds", "update_seconds"],
     "tokens": ["generated", "trained"],
 }

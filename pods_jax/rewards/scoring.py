@@ -10,8 +10,8 @@ import traceback
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import get_args
 from functools import partial
+from typing import get_args
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int
