@@ -4,6 +4,7 @@ VENV ?= .venv
 WORKERS ?= 2
 RUN ?= runs/default
 TORCH := torch==2.13.0
+SMOLLM2 ?= .cache/smollm2
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -14,7 +15,7 @@ LIBTPU := $(VENV)/libtpu
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test lint types tpu-check bench report clean
+.PHONY: help train test real-model lint types tpu-check bench report clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,7 +24,11 @@ train: $(INSTALLED) ## Train the bundled model with PODS; ARGS="--run.name first
 	$(BIN)/python -m pods_jax.train $(ARGS)
 
 test: $(TESTED) ## Run the tests; ARGS="tests/models -k logits" chooses
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+real-model: $(TESTED) ## Fetch SmolLM2-135M-Instruct (93 MB), and compare it with transformers; skipped where it cannot be had
+	@[ -d $(SMOLLM2) ] || ! $(PIP) install gguf || $(BIN)/python tests/real_model/fetch_smollm2.py $(SMOLLM2)
+	XLA_FLAGS= SMOLLM2=$(SMOLLM2) JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m real_model tests/real_model $(ARGS)
 
 lint: $(TESTED) ## Check style and formatting
 	$(BIN)/ruff check
@@ -79,12 +84,13 @@ $(INSTALLED): pyproject.toml
 	@$(PIP) install --editable .
 	@touch $@
 
-# torch serves tests alone, as the reference for logits, and only as a CPU build: the others bring gigabytes of CUDA.
+# torch serves tests alone, as the reference for logits, and only as a CPU build: the others bring gigabytes of CUDA. PEFT, which
+# reads our adapters, would ask for another torch, so it comes without what it depends on.
 $(TESTED): $(INSTALLED)
 	@echo "installing what the tests need ..."
 	@$(PIP) install --editable ".[test]"
 	@if $(PIP) install --dry-run --no-deps --only-binary :all: --report - "$(TORCH)" 2>/dev/null | grep -qE '(\+|%2B)cpu-'; then \
-	  $(PIP) install --only-binary :all: "$(TORCH)"; \
+	  $(PIP) install --only-binary :all: "$(TORCH)" psutil && $(PIP) install --no-deps peft accelerate; \
 	else \
 	  echo "no CPU build of $(TORCH) here: the tests that compare with it are skipped"; \
 	fi

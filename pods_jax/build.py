@@ -173,26 +173,35 @@ def make_sampling(rollout: RolloutConfig) -> SamplingParams:
 def memory_plan(config: Config, architecture: Architecture, mesh: Mesh) -> list[str]:
     """Lines that say what the run holds on each device, in MiB; activations come on top."""
     spec, shards = architecture.spec, mesh.shape["data"] * mesh.shape["fsdp"]
-    leaves = jax.tree.leaves(architecture.shapes)
-    param_bytes = sum(math.prod(s.sharding.shard_shape(s.shape)) * s.dtype.itemsize for s in leaves)
-    count = sum(math.prod(s.shape) for s in leaves)
-    tokens = (
-        config.data.prompts_per_step
-        // shards
-        * (config.data.max_prompt_length + config.rollout.n * config.rollout.max_completion_length)
-    )
-    kv_heads = max(1, spec.kv_heads // mesh.shape["tensor"])
-    itemsize = jnp.dtype(config.model.compute_dtype).itemsize
-    cache_bytes = 2 * spec.layers * kv_heads * spec.head_size * itemsize * tokens
-    copies = 4 + (config.loss.beta > 0)
+    trained, frozen = part(architecture.shapes)
+    # Beside adapters the frozen base is the reference policy; without, the KL term keeps a copy of the parameters.
+    copies = 5 if config.loss.beta > 0 and not frozen else 4
+    held = {
+        "parameters, gradient and two moments" + ", reference" * (copies == 5): copies * _bytes_each(trained),
+        "frozen base": _bytes_each(frozen),
+        "caches of the rollout": _cache_bytes(config, architecture, mesh, shards),
+        "logits of a chunk at most": 4 * config.update.logit_chunk,
+    }
+    axes = " x ".join(f"{name}={size}" for name, size in mesh.shape.items())
+    adapters = f", of which {_count(trained):,} in adapters are trained" if frozen else ""
     return [
-        f"model: {count:,} parameters, {spec.layers} layers, vocabulary {spec.vocab_size:,}; mesh "
-        + " x ".join(f"{name}={size}" for name, size in mesh.shape.items()),
-        f"memory of each device: parameters, gradient and two moments{', reference' * (config.loss.beta > 0)} "
-        f"{_mib(copies * param_bytes)}; caches of the rollout {_mib(cache_bytes)}; logits of a chunk at most "
-        f"{_mib(4 * config.update.logit_chunk)}",
+        f"model: {_count(architecture.shapes):,} parameters{adapters}; {spec.layers} layers, vocabulary {spec.vocab_size:,}; "
+        f"mesh {axes}",
+        "memory of each device: " + "; ".join(f"{name} {size / 2**20:,.1f} MiB" for name, size in held.items() if size),
     ]
 
 
-def _mib(size: float) -> str:
-    return f"{size / 2**20:,.1f} MiB"
+def _cache_bytes(config: Config, architecture: Architecture, mesh: Mesh, shards: int) -> int:
+    spec, rollout = architecture.spec, config.rollout
+    tokens = config.data.max_prompt_length + rollout.n * rollout.max_completion_length
+    kv_heads = max(1, spec.kv_heads // mesh.shape["tensor"])
+    per_token = 2 * spec.layers * kv_heads * spec.head_size * jnp.dtype(config.model.compute_dtype).itemsize
+    return config.data.prompts_per_step // shards * tokens * per_token
+
+
+def _bytes_each(shapes: Any) -> int:
+    return sum(math.prod(s.sharding.shard_shape(s.shape)) * s.dtype.itemsize for s in jax.tree.leaves(shapes))
+
+
+def _count(shapes: Any) -> int:
+    return sum(math.prod(s.shape) for s in jax.tree.leaves(shapes))

@@ -200,6 +200,8 @@ class Learner:
         loss: Entry of ``LOSSES``.
         settings: Plain numbers.
         reference_graph: Graph definition of the reference policy; the decoder's own when not given.
+        like: State from ``abstract_state``; the update's new state is sharded like it. The compiler alone may spell shardings
+            otherwise, and the second step would compile anew.
 
     Attributes:
         update: ``(state, kept, frozen=None) -> (state, UpdateMetrics)``, jitted, the state donated; ``frozen`` holds the
@@ -215,8 +217,11 @@ class Learner:
         settings: UpdateSettings,
         *,
         reference_graph: nnx.GraphDef | None = None,
+        like: TrainState | None = None,
     ):
-        self.update = jax.jit(partial(_update, graph, optimizer, loss, settings), donate_argnums=0)
+        shardings = None if like is None else (jax.tree.map(lambda shape: shape.sharding, like), None)
+        step = partial(_update, graph, optimizer, loss, settings)
+        self.update = jax.jit(step, donate_argnums=0, out_shardings=shardings)
         self.logp = jax.jit(partial(_batch_logp, graph if reference_graph is None else reference_graph, settings))
 
     def with_reference(self, params: Any, kept: KeptBatch) -> KeptBatch:

@@ -30,7 +30,7 @@ from pods_jax.data.loader import make_loader
 from pods_jax.data.prompts import load_tokenizer
 from pods_jax.data.tasks import find_task
 from pods_jax.evaluation import Evaluator
-from pods_jax.learner import Learner, UpdateSettings, init_state, make_keep
+from pods_jax.learner import Learner, UpdateSettings, abstract_state, init_state, make_keep
 from pods_jax.loop import Parts, Settings, train
 from pods_jax.models.families import read_spec
 from pods_jax.models.hf_weights import export_folder
@@ -212,9 +212,10 @@ def make_parts(
         evaluators["eval/accuracy"] = evaluator(engine=engine(1), sampling=replicate(sampling_params(temperature=0.0)))
         if config.eval.samples:
             evaluators["eval/sampled_accuracy"] = evaluator(engine=engine(config.eval.samples), sampling=sampled)
+    optimizer = make_optimizer(config.optimizer, config.run.steps)
     learner = Learner(
         architecture.graph,
-        make_optimizer(config.optimizer, config.run.steps),
+        optimizer,
         lookup_loss(config.loss.name),
         UpdateSettings(
             clip_low=config.loss.clip_low,
@@ -227,6 +228,7 @@ def make_parts(
             devices=mesh.size,
         ),
         reference_graph=architecture.base_graph,
+        like=abstract_state(part(architecture.shapes)[0], optimizer=optimizer),
     )
     parts = Parts(
         mesh=mesh,
@@ -317,6 +319,8 @@ def _summary(config: Config, folder: Path) -> None:
         print(f"held-out accuracy: {before:.1%} before, {after:.1%} after {rows[-1]['step']} steps")
     if config.run.export:
         print(f"model:  {folder / 'export'}")
+        if (folder / "adapter").is_dir():
+            print(f"adapters: {folder / 'adapter'}")
     print(f"report: {write_report(folder)}")
 
 
