@@ -21,7 +21,7 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 train: $(INSTALLED) ## Train the bundled model with PODS; ARGS="--run.name first" adds options
-	$(BIN)/python -m pods_jax.train $(ARGS)
+	TRANSFORMERS_VERBOSITY=error $(BIN)/python -m pods_jax.train $(ARGS)
 
 test: $(TESTED) ## Run the tests; ARGS="tests/models -k logits" chooses
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)

@@ -46,7 +46,7 @@ from pods_jax.run_log import RunLog, read_metrics
 from pods_jax.sharding import make_mesh, replicate
 from pods_jax.types import Prompt
 
-PROMPT_MULTIPLE = 16
+PROMPT_TILE, PROMPT_BUCKETS = 16, 4
 
 # What a continued run may change: how long, how often and where it runs, not what it learns from.
 FREE_ON_RESUME = (
@@ -258,10 +258,15 @@ def make_parts(
         epochs=config.update.epochs,
         eval_every=config.eval.every,
         checkpoint_every=config.run.checkpoint_every,
-        prompt_multiple=min(PROMPT_MULTIPLE, config.data.max_prompt_length),
+        prompt_multiple=prompt_multiple(config.data.max_prompt_length),
         config=to_yaml(config),
     )
     return parts, settings
+
+
+def prompt_multiple(limit: int) -> int:
+    """Tokens to a multiple of which prompts are padded: at most ``PROMPT_BUCKETS`` lengths, each of which is compiled once."""
+    return min(limit, PROMPT_TILE * math.ceil(limit / (PROMPT_TILE * PROMPT_BUCKETS)))
 
 
 def _export(config: Config, architecture: Architecture, params: Any, folder: Path) -> None:

@@ -405,3 +405,9 @@ def test_several_epochs_and_a_reference_policy(trained):
         assert row["policy/learning_rate"] == pytest.approx(0.002 * (1 + 3 * (step - 1)))
         kept = sum(r["length"] for r in rows(folder, "rollouts.jsonl") if r["step"] == step and r["kept"])
         assert row["tokens/trained"] == 3 * kept
+
+
+@pytest.mark.parametrize(("limit", "multiple"), [(64, 16), (10, 10), (256, 64), (512, 128), (500, 128), (1, 1)])
+def test_prompts_are_padded_to_few_lengths(limit, multiple):
+    assert train.prompt_multiple(limit) == multiple
+    assert len({-(-length // multiple) for length in range(1, limit + 1)}) <= 4
