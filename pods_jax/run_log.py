@@ -208,7 +208,9 @@ class _Progress:
         self.bar = None
         if self.console.is_terminal:
             text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis"))
-            columns = (SpinnerColumn(), TimeElapsedColumn(), BarColumn(bar_width=16), text)
+            # The line alone just fits a terminal of 80 columns.
+            ornaments = (SpinnerColumn(), TimeElapsedColumn(), BarColumn(bar_width=16)) if self.console.width >= 116 else ()
+            columns = (*ornaments, text)
             self.bar = Progress(*columns, console=self.console, refresh_per_second=4)
             self.task = self.bar.add_task(f"step {self.step}/{self.total}", total=self.total, completed=self.step)
             self.bar.start()
@@ -235,8 +237,8 @@ class _Progress:
         named = (
             ("reward {:.3f}", row.get("reward/mean")),
             ("held-out {:.1%}", self.accuracy),
-            ("rollout {:.2f} s", row.get("time/rollout_seconds")),
-            ("update {:.2f} s", row.get("time/update_seconds")),
+            ("rollout {:.2f}s", row.get("time/rollout_seconds")),
+            ("update {:.2f}s", row.get("time/update_seconds")),
         )
         parts += [text.format(value) for text, value in named if value is not None]
         (first, start), (last, end) = self.clock[0], self.clock[-1]

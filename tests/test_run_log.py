@@ -247,8 +247,8 @@ def test_without_a_terminal_progress_is_plain_lines_for_first_evaluated_and_last
         log.say("done [bold]")
     assert screen.getvalue().splitlines() == [
         "step 0/4  held-out 25.0%",
-        "step 2/4  reward 0.500  held-out 50.0%  rollout 0.25 s  update 1.50 s  ETA 2:00",
-        "step 4/4  reward 0.500  held-out 50.0%  rollout 0.25 s  update 1.50 s  ETA 0:00",
+        "step 2/4  reward 0.500  held-out 50.0%  rollout 0.25s  update 1.50s  ETA 2:00",
+        "step 4/4  reward 0.500  held-out 50.0%  rollout 0.25s  update 1.50s  ETA 0:00",
         "done [bold]",
     ]
 
