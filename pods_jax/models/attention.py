@@ -94,9 +94,16 @@ class DecodeForm:
 
 
 def _merge(
-    on_prompt: Float[Array, "P N K G L"], on_own: Float[Array, "P N K G S"], on_self: Float[Array, "P N K G"]
+    on_prompt: Float[Array, "P N K G L"],
+    on_own: Float[Array, "P N K G S"],
+    on_self: Float[Array, "P N K G"],
+    length_P: Int[Array, "P"],
+    filled: Int[Array, ""],
 ) -> tuple[Array, Array, Array]:
-    """Softmax over three parts of one row of scores, each part returned apart."""
+    """Softmax over the three parts of one row of scores, each part returned apart; what is not there yet is hidden."""
+    in_prompt = jnp.arange(on_prompt.shape[-1])[None, :] < length_P[:, None]
+    on_prompt = jnp.where(in_prompt[:, None, None, None, :], on_prompt, HIDDEN)
+    on_own = jnp.where((jnp.arange(on_own.shape[-1]) < filled)[None, None, None, None, :], on_own, HIDDEN)
     peak = jnp.maximum(jnp.maximum(on_prompt.max(axis=-1), on_own.max(axis=-1)), on_self)
     e_prompt, e_own, e_self = (
         jnp.exp(on_prompt - peak[..., None]),
@@ -134,10 +141,7 @@ def _dots_attend(
     on_prompt = _einsum("pnkgh,pskh->pnkgs", q, prompt[0])
     on_own = _einsum("pnkgh,pnskh->pnkgs", q, own[0])
     on_self = _einsum("pnkgh,pnkh->pnkg", q, k_PNKH)
-    in_prompt = jnp.arange(on_prompt.shape[-1])[None, :] < length_P[:, None]
-    on_prompt = jnp.where(in_prompt[:, None, None, None, :], on_prompt, HIDDEN)
-    on_own = jnp.where((jnp.arange(on_own.shape[-1]) < filled)[None, None, None, None, :], on_own, HIDDEN)
-    w_prompt, w_own, w_self = _merge(on_prompt, on_own, on_self)
+    w_prompt, w_own, w_self = _merge(on_prompt, on_own, on_self, length_P, filled)
     out = _einsum("pnkgs,pskh->pnkgh", w_prompt.astype(v_PNKH.dtype), prompt[1])
     out = out + _einsum("pnkgs,pnskh->pnkgh", w_own.astype(v_PNKH.dtype), own[1])
     out = out + w_self[..., None] * v_PNKH[:, :, :, None, :].astype(jnp.float32)
@@ -195,10 +199,7 @@ def _rows_attend(
     on_prompt = _einsum("pnkgh,pkhs->pnkgs", q, prompt[0])
     on_own = jnp.sum(q[..., None] * own[0][:, :, :, None].astype(jnp.float32), axis=-2)
     on_self = jnp.sum(q * k_PNKH[:, :, :, None].astype(jnp.float32), axis=-1)
-    in_prompt = jnp.arange(on_prompt.shape[-1])[None, :] < length_P[:, None]
-    on_prompt = jnp.where(in_prompt[:, None, None, None, :], on_prompt, HIDDEN)
-    on_own = jnp.where((jnp.arange(on_own.shape[-1]) < filled)[None, None, None, None, :], on_own, HIDDEN)
-    w_prompt, w_own, w_self = _merge(on_prompt, on_own, on_self)
+    w_prompt, w_own, w_self = _merge(on_prompt, on_own, on_self, length_P, filled)
     out = _einsum("pnkgs,pksh->pnkgh", w_prompt, prompt[1])
     out = out + jnp.sum(w_own[..., None] * own[1][:, :, :, None].astype(jnp.float32), axis=-2)
     out = out + w_self[..., None] * v_PNKH[:, :, :, None, :].astype(jnp.float32)
