@@ -23,6 +23,7 @@ from jaxtyping import Array, Float, Int, Key
 from transformers import PreTrainedTokenizerBase
 
 from pods_jax.checkpoint import Checkpoints, Progress
+from pods_jax.compiling import watch_compiling
 from pods_jax.data.prompts import pad_prompts
 from pods_jax.evaluation import Evaluator
 from pods_jax.learner import GroupMetrics, Learner, TrainState, UpdateMetrics
@@ -111,8 +112,21 @@ class Clock:
         """Adds the time spent inside to ``time/<name>_seconds``."""
         start = time.perf_counter()
         yield
+        self._add(name, time.perf_counter() - start)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Times a whole step: ``time/step_seconds``, and of those ``time/compile_seconds``; ``time/step_cpu_seconds`` of all
+        threads of the process."""
+        cpu = time.process_time()
+        with watch_compiling() as compiling, self("step"):
+            yield
+        self._add("step_cpu", time.process_time() - cpu)
+        self._add("compile", compiling.seconds)
+
+    def _add(self, name: str, seconds: float) -> None:
         key = f"time/{name}_seconds"
-        self.seconds[key] = self.seconds.get(key, 0.0) + time.perf_counter() - start
+        self.seconds[key] = self.seconds.get(key, 0.0) + seconds
 
 
 def train(parts: Parts, settings: Settings, state: TrainState, done: int, wall_seconds: float) -> TrainState:
@@ -136,7 +150,7 @@ def train(parts: Parts, settings: Settings, state: TrainState, done: int, wall_s
         parts.log.log_step(0, metrics | clock.seconds, wall_seconds=time.perf_counter() - start)
     for step in range(done + 1, settings.steps + 1):
         clock = Clock()
-        with asked_transfers_only():
+        with asked_transfers_only(), clock.step():
             key = jax.random.fold_in(base_key, replicate(np.uint32(step)))
             state, metrics, records = one_step(parts, settings, state, key, clock)
         last = step == settings.steps

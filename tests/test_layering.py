@@ -17,6 +17,7 @@ LAYERS = {
     "command_line": 0,
     "algorithm": 1,
     "sharding": 1,
+    "compiling": 1,
     "models": 2,
     "data": 2,
     "rewards": 2,
