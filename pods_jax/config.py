@@ -218,10 +218,13 @@ class OptimizerConfig(Checked, key="optimizer"):
 
 @dataclass(frozen=True)
 class UpdateConfig(Checked, key="update"):
-    """How the optimiser step is cut to fit memory. No choice here changes the gradient."""
+    """What an optimiser step trains, and how it is cut to fit memory; how it is cut never changes the gradient."""
 
     epochs: Count = 1
     """Optimiser steps taken on each batch of kept rollouts."""
+    skip_no_signal: bool = True
+    """Leave groups whose kept rewards are all equal out of the update, which shrinks, and out of the loss's mean. False trains
+    them too, with advantage 0, as GRPO was published."""
     micro_batch: CountOrZero = 0
     """Rollouts of one micro-batch over all devices; 0 trains the whole batch at once."""
     remat: Literal["none", "layer"] = "none"

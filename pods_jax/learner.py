@@ -123,13 +123,14 @@ class GroupMetrics:
     tokens_generated: Float[Array, ""]
 
 
-def make_keep(*, rule: str, m: int, ties: str, over: str, eps: float):
+def make_keep(*, rule: str, m: int, ties: str, over: str, eps: float, skip_no_signal: bool = True):
     """Builds the jitted selection: ``keep(prompts, rollouts, rewards_PN, valid_PN, parts, key, steps=...)``.
 
     ``steps`` (static) cuts completions to a bucket that holds the longest of them. Returns the kept batch, the selection and
-    ``GroupMetrics``.
+    ``GroupMetrics``. ``skip_no_signal`` gives the rollouts of a group whose kept rewards are equal weight 0.
     """
-    return jax.jit(partial(_keep, rule=rule, m=m, ties=ties, over=over, eps=eps), static_argnames="steps")
+    keep = partial(_keep, rule=rule, m=m, ties=ties, over=over, eps=eps, skip_no_signal=skip_no_signal)
+    return jax.jit(keep, static_argnames="steps")
 
 
 def _keep(
@@ -146,6 +147,7 @@ def _keep(
     ties: str,
     over: str,
     eps: float,
+    skip_no_signal: bool,
 ) -> tuple[KeptBatch, Selection, GroupMetrics]:
     selection = select(rewards_PN, valid_PN, key, rule=rule, m=m, ties=ties)
     index_PM = selection.index_PM
@@ -157,7 +159,7 @@ def _keep(
         length_PM=take_kept(rollouts.length_PN, index_PM),
         logp_old_PMC=take_kept(rollouts.logp_PNC[:, :, :steps], index_PM),
         advantage_PM=result.advantage_PM,
-        weight_PM=((index_PM >= 0) & result.signal_P[:, None]).astype(jnp.float32),
+        weight_PM=((index_PM >= 0) & (result.signal_P[:, None] | (not skip_no_signal))).astype(jnp.float32),
     )
     return kept, selection, _group_metrics(rollouts, rewards_PN, valid_PN, parts_PNR, selection, result.signal_P)
 

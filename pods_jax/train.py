@@ -243,6 +243,7 @@ def make_parts(
             ties=config.selection.ties,
             over=config.advantage.over,
             eps=config.advantage.eps,
+            skip_no_signal=config.update.skip_no_signal,
         ),
         learner=learner,
         schedule=jax.jit(make_schedule(config.optimizer, config.run.steps)),
