@@ -20,6 +20,7 @@ from pods_jax.models.lora import LoraSpec, join, part
 from pods_jax.policy import Architecture, load_policy, make_lora, make_prepare, model_folder
 from pods_jax.rewards.answers import gold_fault
 from pods_jax.rewards.scoring import Scorer, make_scorer
+from pods_jax.rollout.compaction import default_shrink_steps, default_width
 from pods_jax.rollout.engine import RolloutEngine, default_chunk
 from pods_jax.rollout.sampling import SamplingParams, sampling_params
 from pods_jax.types import Prompt
@@ -153,14 +154,22 @@ def make_engine(
     mesh: Mesh,
     tokenizer: PreTrainedTokenizerBase,
     completions: int,
+    *,
+    prompt_tokens: int,
 ) -> RolloutEngine:
-    """Engine that generates ``completions`` for each prompt and stops on every EOS id of the model's folder."""
+    """Engine that generates ``completions`` for each prompt and stops on every EOS id of the model's folder.
+
+    ``prompt_tokens`` is the longest prompt, which decides how many rows share one once the batch has shrunk.
+    """
+    platform = mesh.devices.flat[0].platform
     return RolloutEngine(
         architecture.graph,
         rollouts=completions,
         max_completion_length=rollout.max_completion_length,
-        chunk=rollout.chunk or default_chunk(mesh.devices.flat[0].platform),
+        chunk=rollout.chunk or default_chunk(platform),
         eos_ids=eos_ids(tokenizer, model_folder(model.path, model.revision)),
+        width=default_width(platform, architecture.spec, prompt_tokens),
+        shrink_steps=default_shrink_steps(platform),
         prepare=make_prepare(architecture, mesh, model.compute_dtype),
     )
 

@@ -55,6 +55,7 @@ def evaluate(config: EvaluateConfig) -> dict[str, float]:
     with make_verifier(config.verify) as scorer, jax.set_mesh(mesh):
         architecture, params = load_any_policy(source, mesh)
         engine = partial(make_engine, source.model, config.rollout, architecture, mesh, tokenizer)
+        engine = partial(engine, prompt_tokens=config.data.max_prompt_length)
         evaluator = partial(
             Evaluator, prompts=prompts, batch=config.batch, mesh=mesh, tokenizer=tokenizer, judge=scorer.correct
         )

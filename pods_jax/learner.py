@@ -121,6 +121,7 @@ class GroupMetrics:
     mean_length: Float[Array, ""]
     truncated_fraction: Float[Array, ""]
     tokens_generated: Float[Array, ""]
+    decode_padding_fraction: Float[Array, ""]
 
 
 def make_keep(*, rule: str, m: int, ties: str, over: str, eps: float, skip_no_signal: bool = True):
@@ -174,6 +175,7 @@ def _group_metrics(
 ) -> GroupMetrics:
     index_PM = selection.index_PM
     parts = parts_PNR.shape[-1]
+    tokens = rollouts.length_PN.astype(jnp.float32).sum()
     valid_PNR = jnp.broadcast_to(valid_PN[..., None], parts_PNR.shape)
     return GroupMetrics(
         reward_mean=masked_mean(rewards_PN, valid_PN),
@@ -186,7 +188,9 @@ def _group_metrics(
         kept_reward_mean=masked_mean(take_kept(rewards_PN, index_PM), index_PM >= 0),
         mean_length=rollouts.length_PN.astype(jnp.float32).mean(),
         truncated_fraction=1.0 - rollouts.finished_PN.mean(),
-        tokens_generated=rollouts.length_PN.astype(jnp.float32).sum(),
+        tokens_generated=tokens,
+        # A rollout's first token comes from its prompt; each further one takes a row of one decode step.
+        decode_padding_fraction=safe_divide(rollouts.decoded_rows - (tokens - rollouts.length_PN.size), rollouts.decoded_rows),
     )
 
 

@@ -252,6 +252,7 @@ def reward_metrics(groups: GroupMetrics, parts: list[str]) -> dict[str, float]:
         "completions/mean_length": groups.mean_length,
         "completions/truncated_fraction": groups.truncated_fraction,
         "tokens/generated": groups.tokens_generated,
+        "rollout/padding_fraction": groups.decode_padding_fraction,
     }
     metrics |= {f"reward/{name}/mean": value for name, value in zip(parts, groups.parts_mean, strict=True)}
     return {name: float(value) for name, value in metrics.items()}

@@ -122,6 +122,18 @@ def replicate(tree: Any) -> Any:
     return jax.device_put(tree) if mesh.empty else to_global(mesh, tree, ())
 
 
+def spread(tree: Any) -> Any:
+    """Host arrays whose first dimension is spread as groups are, over the mesh set by ``jax.set_mesh``, if one is."""
+    mesh = jax.sharding.get_mesh()
+    return jax.device_put(tree) if mesh.empty else to_global(mesh, tree)
+
+
+def group_shards() -> int:
+    """Shards over which groups are spread on the mesh set by ``jax.set_mesh``; 1 without one."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in LOGICAL_TO_MESH["prompts"] or ())
+
+
 def to_local(tree: Any) -> Any:
     """Device arrays as host arrays, whole on every process: what is spread over processes is gathered."""
     with jax.transfer_guard_device_to_host("allow"):

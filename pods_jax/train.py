@@ -197,6 +197,7 @@ def make_parts(
     """Builds what the loop puts together, from the configuration and what has been found, under ``jax.set_mesh``."""
     mesh, tokenizer = inputs.mesh, inputs.tokenizer
     engine = partial(make_engine, config.model, config.rollout, architecture, mesh, tokenizer)
+    engine = partial(engine, prompt_tokens=config.data.max_prompt_length)
     sampled = replicate(make_sampling(config.rollout))
     evaluator = partial(
         Evaluator,

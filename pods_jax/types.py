@@ -46,12 +46,15 @@ class Rollouts:
 
     ``logp_PNC`` is the log-probability of each sampled token under the temperature-scaled policy, 0 beyond the length.
     ``length_PN`` counts completion tokens including the EOS token; ``finished_PN`` is false for a completion cut at the limit.
+    ``decoded_rows`` counts the rows that decoding computed, one a token, those of padding and of ended rollouts included; the
+    first token of a rollout comes from its prompt and is not among them.
     """
 
     tokens_PNC: Int[Array, "P N C"]
     logp_PNC: Float[Array, "P N C"]
     length_PN: Int[Array, "P N"]
     finished_PN: Bool[Array, "P N"]
+    decoded_rows: Float[Array, ""]
 
 
 @jax.tree_util.register_dataclass

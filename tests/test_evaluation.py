@@ -26,6 +26,7 @@ class Echo:
             logp_PNC=jnp.zeros((count, self.rollouts, steps)),
             length_PN=length_PN,
             finished_PN=length_PN % 2 == 1,
+            decoded_rows=jnp.float32(0),
         )
 
 

@@ -426,6 +426,7 @@ def rollouts_of(prompts, n, steps, seed=0):
         logp_PNC=jnp.asarray(-rng.random((prompts, n, steps)), jnp.float32),
         length_PN=jnp.asarray(rng.integers(1, steps + 1, (prompts, n)), jnp.int32),
         finished_PN=jnp.asarray(rng.random((prompts, n)) < 0.6),
+        decoded_rows=jnp.float32(2 * prompts * n * steps),
     )
 
 

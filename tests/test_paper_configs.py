@@ -22,6 +22,7 @@ from pods_jax.models.families import read_spec
 from pods_jax.models.lora import join, part
 from pods_jax.optim import make_optimizer, make_schedule
 from pods_jax.policy import make_architecture, make_lora
+from pods_jax.rollout.engine import Stop
 from pods_jax.sharding import make_mesh, named_sharding
 from pods_jax.train import Inputs, make_parts
 from pods_jax.types import Problem, Prompt, PromptBatch, Rollouts
@@ -277,12 +278,13 @@ def rolled_out(parts, params, setting):
     prompts = PromptBatch(shape((setting.prompts, 512)), shape((setting.prompts,)))  # type: ignore[arg-type]
     weights = jax.eval_shape(engine._prepare, params)
     assert {x.dtype for x in jax.tree.leaves(weights)} == {jnp.dtype(jnp.bfloat16)}
-    state, prompt_cache = jax.eval_shape(engine.prefill, weights, prompts, KEY, sampling, eos)
+    state, shared = jax.eval_shape(engine.prefill, weights, prompts, KEY, sampling, eos)
+    stop = Stop(np.int32(0), np.int32(0))  # type: ignore[arg-type]
     for capacity in engine.capacities:
         if capacity in engine.grow:
             state = jax.eval_shape(engine.grow[capacity], weights, state)
-        state = jax.eval_shape(engine.decode[capacity], weights, state, prompt_cache, prompts.length_P, sampling, eos)
-    return prompts, Rollouts(state.tokens_PNC, state.logp_PNC, state.length_PN, state.finished_PN)
+        state = jax.eval_shape(engine.decode[capacity], weights, state, shared, sampling, eos, stop)
+    return prompts, Rollouts(*state.rows, state.decoded_rows)
 
 
 def kept_of(parts, prompts, rollouts, setting):

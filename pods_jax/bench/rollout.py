@@ -2,7 +2,8 @@
 
 Without options: the shape on which other trainers' samplers were measured, 64 rollouts of 32 prompt and 128 new tokens with a
 random Qwen2 (vocabulary 512, width 256, 4 layers, 4 query and 2 key-value heads, feed-forward 1024, float32), as 4 prompts of
-16 rollouts. No completion ends before its limit.
+16 rollouts. No completion ends before its limit, unless --lengths draws lengths as real completions have them, of the mean
+--mean_length; the same lengths are drawn in every turn.
 
 floor_fraction is the floor divided by the measured wall seconds. The floor is the larger of two: the FLOPs at the speed of the
 same matrix products with nothing between them, and the bytes at the speed of passes over a buffer of one step's bytes. Both
@@ -10,17 +11,22 @@ are measured in turns with the rollout.
 """
 
 import itertools
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int
 
-from pods_jax.bench.floors import forward_flops, matmul_probe, memory_probe, rollout_bytes, rollout_work
+from pods_jax.bench.floors import Work, forward_flops, matmul_probe, memory_probe, rollout_bytes, rollout_work
 from pods_jax.bench.measure import SPREAD_COLUMNS, WHOLE, alternate, print_table, spread_cells, warm_up
 from pods_jax.bench.workload import ModelOptions, ShapeOptions, policy
-from pods_jax.fields import Checked, ConfigError, Count, CountOrZero, NonNegative, Seed
+from pods_jax.fields import Checked, ConfigError, Count, CountOrZero, NonNegative, PositiveFraction, Seed
 from pods_jax.rollout.sampling import sampling_params
+from pods_jax.sharding import to_global
+
+SIGMA = 0.5
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,11 @@ class RolloutOptions(Checked):
     prompt_length: Count = 32
     """Tokens of each prompt (L)."""
     completion_length: Count = 128
-    """Tokens generated for each rollout (C)."""
+    """Most tokens generated for a rollout (C)."""
+    lengths: Literal["fixed", "geometric", "lognormal"] = "fixed"
+    """Distribution of the lengths: all at the limit, or drawn and cut at it (lognormal with sigma 0.5)."""
+    mean_length: PositiveFraction = 0.4
+    """Mean of the drawn lengths before they are cut, as a fraction of completion_length."""
     temperature: NonNegative = 1.0
     """Sampling temperature; 0 is greedy."""
     chunk: CountOrZero = 0
@@ -52,27 +62,51 @@ class RolloutOptions(Checked):
             raise ConfigError(f"completion_length={self.completion_length} leaves nothing to decode; at least 2")
 
 
+def draw_lengths(options: RolloutOptions) -> Int[np.ndarray, "P N"]:
+    """Tokens of each rollout."""
+    rng, shape, most = np.random.default_rng(options.seed), (options.prompts, options.n), options.completion_length
+    mean = options.mean_length * most
+    drawn = {
+        "fixed": lambda: np.full(shape, most),
+        "geometric": lambda: rng.geometric(1 / max(mean, 1.0), shape),
+        "lognormal": lambda: np.rint(rng.lognormal(np.log(mean) - SIGMA**2 / 2, SIGMA, shape)),
+    }[options.lengths]()
+    return np.clip(drawn, 1, most).astype(np.int32)
+
+
+def work_of(length_PN: Int[np.ndarray, "P N"], prompt_length: int) -> Work:
+    """Work of generating completions of these lengths: each prompt once, and what each rollout adds to it."""
+    prompt = rollout_work(1, 1, prompt_length, 1)
+    alone = [rollout_work(1, 1, prompt_length, int(length)) for length in length_PN.flat]
+    extra = len(alone) - len(length_PN)
+    return Work(*(sum(getattr(w, f.name) for w in alone) - extra * getattr(prompt, f.name) for f in fields(Work)))
+
+
 def run(options: RolloutOptions) -> dict[str, Any]:
     """Measures, prints the table, and returns the result."""
-    shape = (options.prompts, options.n, options.prompt_length, options.completion_length)
+    length_PN = draw_lengths(options)
+    longest, mean = int(length_PN.max()), max(2, round(float(length_PN.mean())))
     with policy(options.model, options.shape) as model:
         spec, dtype = model.spec, jnp.dtype(options.model.compute_dtype)
-        engine = model.engine(n=options.n, completion_length=options.completion_length, chunk=options.chunk)
+        limits = {"prompt_length": options.prompt_length, "completion_length": options.completion_length}
+        engine = model.engine(n=options.n, **limits, chunk=options.chunk)
         batch = model.prompts(options.prompts, options.prompt_length, options.seed)
         sampling = sampling_params(temperature=options.temperature)
         keys = map(jax.random.key, itertools.count(options.seed))
-        nbytes = rollout_bytes(spec, *shape, dtype.itemsize)
-        matmuls = matmul_probe(spec, options.prompts * options.n, dtype, options.completion_length - 1)
-        moves = memory_probe(nbytes // (options.completion_length - 1), options.completion_length - 1)
+        limit_PN = to_global(model.mesh, length_PN)
+        nbytes = rollout_bytes(spec, options.prompts, options.n, options.prompt_length, mean, dtype.itemsize)
+        matmuls = matmul_probe(spec, options.prompts * options.n, dtype, longest - 1)
+        moves = memory_probe(nbytes // (longest - 1), longest - 1)
         runs = {
-            "rollout": lambda watch: engine(model.params, batch, next(keys), sampling),
+            "rollout": lambda watch: engine(model.params, batch, next(keys), sampling, limit_PN),
             "matrix products": lambda watch: matmuls.run(),
             "memory": lambda watch: moves.run(),
         }
         first = warm_up(runs)
+        decoded_rows = float(runs["rollout"](None).decoded_rows)  # type: ignore[union-attr]
         spreads = {name: parts[WHOLE] for name, parts in alternate(runs, options.repeats).items()}
     rollout, product, memory = spreads.values()
-    tokens, flops = options.prompts * options.n * options.completion_length, forward_flops(spec, rollout_work(*shape))
+    tokens, flops = int(length_PN.sum()), forward_flops(spec, work_of(length_PN, options.prompt_length))
     flop_seconds, byte_seconds = flops / matmuls.amount * product.seconds, nbytes / moves.amount * memory.seconds
     floor_seconds = max(flop_seconds, byte_seconds)
     floor_cpu_seconds = max(flops / matmuls.amount * product.cpu_seconds, nbytes / moves.amount * memory.cpu_seconds)
@@ -81,6 +115,9 @@ def run(options: RolloutOptions) -> dict[str, Any]:
         "n": options.n,
         "prompt_length": options.prompt_length,
         "completion_length": options.completion_length,
+        "lengths": options.lengths,
+        "mean_length": float(length_PN.mean()),
+        "padding_fraction": 1 - (tokens - length_PN.size) / decoded_rows,
         "tokens_per_second": tokens / rollout.seconds,
         "tokens_per_cpu_second": tokens / rollout.cpu_seconds,
         "seconds": rollout.seconds,
@@ -115,6 +152,8 @@ def run(options: RolloutOptions) -> dict[str, Any]:
         ],
     )
     print(
+        f"{tokens:,} tokens, mean length {result['mean_length']:.1f}; {result['padding_fraction']:.1%} of the decoded rows "
+        "were padding. "
         f"compile {result['compile_seconds']:.1f} s ({result['compiled_programs']} programs). "
         f"Floor: {flops / 1e9:.1f} GFLOP at {result['matmul_gflops_per_second']:.0f} GFLOP/s = {flop_seconds:.3f} s; "
         f"{nbytes / 1e9:.2f} GB at {result['memory_gbytes_per_second']:.0f} GB/s = {byte_seconds:.3f} s; "

@@ -112,7 +112,8 @@ def run(options: StepOptions) -> dict[str, Any]:
 
 def _steps(options: StepOptions, model: Any, kept_by: dict[str, tuple[str, int]]) -> dict[str, Callable[[Stopwatch], Any]]:
     """One step of each trainer as a run of the stopwatch; each holds its own state."""
-    engine = model.engine(n=options.n, completion_length=options.completion_length, chunk=options.chunk)
+    lengths = {"prompt_length": options.prompt_length, "completion_length": options.completion_length}
+    engine = model.engine(n=options.n, **lengths, chunk=options.chunk)
     batch = model.prompts(options.prompts, options.prompt_length, options.seed)
     sampling = sampling_params(temperature=1.0)
     learner, new_state = make_learner(model, options.update)

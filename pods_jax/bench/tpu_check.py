@@ -23,6 +23,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh
 from rich.console import Console
@@ -34,9 +35,10 @@ from pods_jax.learner import Learner, UpdateSettings, abstract_state, make_keep
 from pods_jax.models.spec import DecoderSpec
 from pods_jax.optim import make_optimizer
 from pods_jax.policy import make_architecture, make_prepare
-from pods_jax.rollout.engine import RolloutEngine
+from pods_jax.rollout.compaction import Move, default_width
+from pods_jax.rollout.engine import RolloutEngine, Stop
 from pods_jax.rollout.sampling import sampling_params
-from pods_jax.sharding import MESH_AXES, make_mesh, named_sharding
+from pods_jax.sharding import MESH_AXES, group_shards, make_mesh, named_sharding
 from pods_jax.types import PromptBatch, Rollouts
 
 GIB = 2**30
@@ -256,6 +258,8 @@ def _compile_rollout(mesh: Mesh, architecture: Any, sizes: Sizes, compute_dtype:
         max_completion_length=sizes.completion_length,
         chunk=sizes.chunk,
         eos_ids=[0],
+        width=default_width("tpu", architecture.spec, sizes.prompt_length),
+        shrink_steps=1,
         prepare=jax.jit(make_prepare(architecture, mesh, compute_dtype)),
     )
     sampling = sampling_params(temperature=1.0)
@@ -263,28 +267,47 @@ def _compile_rollout(mesh: Mesh, architecture: Any, sizes: Sizes, compute_dtype:
     prompts = PromptBatch(tokens, _shape(mesh, (sizes.prompts,), jnp.int32))  # type: ignore[arg-type]
     program, weights = compile_program("weights", engine._prepare, state.params, held=state.opt_state)
     yield program
-    program, (decoding, prompt_cache) = compile_program(
+    program, (decoding, shared) = compile_program(
         "prefill", engine.prefill, weights, prompts, _key(), sampling, engine.eos_ids, held=state
     )
     yield program
+    stop = Stop(np.int32(0), np.int32(0))  # type: ignore[arg-type]
     for capacity in engine.capacities:
         if capacity in engine.grow:
             program, decoding = compile_program(
-                f"grow {capacity}", engine.grow[capacity], weights, decoding, held=(state, weights, prompt_cache)
+                f"grow {capacity}", engine.grow[capacity], weights, decoding, held=(state, weights, shared)
             )
             yield program
-        args = (weights, decoding, prompt_cache, prompts.length_P, sampling, engine.eos_ids)
+        args = (weights, decoding, shared, sampling, engine.eos_ids, stop)
         program, decoding = compile_program(
             f"decode {capacity}",
             engine.decode[capacity],
             *args,
             held=state,
             state=decoding,
-            caches=(decoding.cache, prompt_cache),
+            caches=(decoding.cache, shared.cache),
             token_loop=True,
         )
         yield program
-    return prompts, Rollouts(decoding.tokens_PNC, decoding.logp_PNC, decoding.length_PN, decoding.finished_PN)
+    shards = group_shards()
+    size = engine.row_sizes(sizes.prompts // shards * sizes.n)[0]
+    rows = partial(_shape, mesh, (shards, size))
+    move = Move(rows(jnp.int32), rows(jnp.bool_), _shape(mesh, (shards, size // engine.width), jnp.int32))  # type: ignore[arg-type]
+    program, (fewer, tiles) = compile_program(
+        f"shrink to {shards * size}", engine.shrink, weights, decoding, shared, move, held=state, width=engine.width
+    )
+    yield program
+    args = (weights, fewer, tiles, sampling, engine.eos_ids, stop)
+    yield compile_program(
+        f"decode {shards * size} rows",
+        engine.decode[engine.capacities[-1]],
+        *args,
+        held=state,
+        state=fewer,
+        caches=(fewer.cache, tiles.cache),
+        token_loop=True,
+    )[0]
+    return prompts, Rollouts(*decoding.rows, decoding.decoded_rows)
 
 
 def _shape(mesh: Mesh, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:

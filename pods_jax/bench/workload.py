@@ -17,6 +17,7 @@ from pods_jax.fields import Checked, Count
 from pods_jax.models.decoder import Decoder
 from pods_jax.models.spec import DecoderSpec
 from pods_jax.policy import Architecture, load_policy, make_architecture, make_prepare
+from pods_jax.rollout.compaction import default_shrink_steps, default_width
 from pods_jax.rollout.engine import RolloutEngine, default_chunk
 from pods_jax.sharding import make_mesh, to_global
 from pods_jax.types import PromptBatch
@@ -113,7 +114,7 @@ class Policy:
         dtype = self.compute_dtype
         return {"jax": jax.__version__, "device": device.device_kind, "parameters": self.parameters, "compute_dtype": dtype}
 
-    def engine(self, *, n: int, completion_length: int, chunk: int) -> RolloutEngine:
+    def engine(self, *, n: int, prompt_length: int, completion_length: int, chunk: int) -> RolloutEngine:
         """The rollout engine as a training run builds it, with an EOS id outside the vocabulary: no completion ends early."""
         return RolloutEngine(
             self.architecture.graph,
@@ -121,6 +122,8 @@ class Policy:
             max_completion_length=completion_length,
             chunk=chunk or default_chunk(self.platform),
             eos_ids=[self.spec.vocab_size],
+            width=default_width(self.platform, self.spec, prompt_length),
+            shrink_steps=default_shrink_steps(self.platform),
             prepare=make_prepare(self.architecture, self.mesh, self.compute_dtype),
         )
 

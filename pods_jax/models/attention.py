@@ -186,6 +186,14 @@ def _rows_prompt(k_PLKH: Array, v_PLKH: Array) -> tuple[Array, Array]:
     return jnp.einsum("plkh->pkhl", k), jnp.einsum("plkh->pklh", v)
 
 
+def _rows_scores(q_PNKGH: Array, keys_PNKHS: Array) -> Array:
+    return jnp.sum(q_PNKGH[..., None] * keys_PNKHS[:, :, :, None].astype(jnp.float32), axis=-2)
+
+
+def _rows_values(weights_PNKGS: Array, values_PNKSH: Array) -> Array:
+    return jnp.sum(weights_PNKGS[..., None] * values_PNKSH[:, :, :, None].astype(jnp.float32), axis=-2)
+
+
 def _rows_attend(
     q_PNQH: Array,
     k_PNKH: Array,
@@ -196,12 +204,13 @@ def _rows_attend(
     filled: Array,
 ) -> Array:
     q = _grouped(q_PNQH, k_PNKH.shape[2]).astype(jnp.float32)
-    on_prompt = _einsum("pnkgh,pkhs->pnkgs", q, prompt[0])
-    on_own = jnp.sum(q[..., None] * own[0][:, :, :, None].astype(jnp.float32), axis=-2)
+    alone = q.shape[1] == 1  # a prompt of one rollout is a cache like its own
+    on_prompt = _rows_scores(q, prompt[0][:, None]) if alone else _einsum("pnkgh,pkhs->pnkgs", q, prompt[0])
+    on_own = _rows_scores(q, own[0])
     on_self = jnp.sum(q * k_PNKH[:, :, :, None].astype(jnp.float32), axis=-1)
     w_prompt, w_own, w_self = _merge(on_prompt, on_own, on_self, length_P, filled)
-    out = _einsum("pnkgs,pksh->pnkgh", w_prompt, prompt[1])
-    out = out + jnp.sum(w_own[..., None] * own[1][:, :, :, None].astype(jnp.float32), axis=-2)
+    out = _rows_values(w_prompt, prompt[1][:, None]) if alone else _einsum("pnkgs,pksh->pnkgh", w_prompt, prompt[1])
+    out = out + _rows_values(w_own, own[1])
     out = out + w_self[..., None] * v_PNKH[:, :, :, None, :].astype(jnp.float32)
     return out.reshape(q_PNQH.shape).astype(q_PNQH.dtype)
 

@@ -189,9 +189,11 @@ class Decoder(nnx.Module):
     def grow_cache(self, cache: Any, capacity: int) -> Any:
         """The same caches with room for ``capacity`` tokens."""
         grow = attention.DECODE_FORMS[self.form].grow
-        if self.unroll:
-            return tuple(grow(own, capacity) for own in cache)
-        return jax.vmap(lambda own: grow(own, capacity))(cache)
+        return self.each_layer(lambda own: grow(own, capacity), cache)
+
+    def each_layer(self, change: Callable[[Any], Any], cache: Any) -> Any:
+        """Own or prompt caches of all layers, each layer's changed alike."""
+        return tuple(map(change, cache)) if self.unroll else jax.vmap(change)(cache)
 
     # --- the update's forward ------------------------------------------------------------------------------------------------
 

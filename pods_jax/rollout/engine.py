@@ -1,13 +1,15 @@
 """The rollout engine: prompts in, n completions of each out, in jitted chunks.
 
 A prompt is prefilled once for its n rollouts. Decoding runs in chunks; each chunk is one ``while_loop`` whose cache has room
-for the tokens so far and one chunk more, so no token attends over the whole maximum, and it ends as soon as every rollout has
-ended. The set of compiled programs is one prefill for each prompt bucket and one loop for each cache size; sampling
-parameters, EOS ids and keys are traced. Every draw's key is folded from the step's key, the prompt's place in the step, the
-rollout's index and the token's position, so neither chunks nor devices change a token.
+for the tokens so far and one chunk more, so no token attends over the whole maximum. A chunk also ends when so few rollouts go
+on that a smaller batch holds them (``compaction.py``). The set of compiled programs is one prefill for each prompt bucket and
+one loop for each cache size and number of rows; sampling parameters, EOS ids and keys are traced. Every draw's key is folded
+from the step's key, the prompt's place in the step, the rollout's index and the token's position, so neither chunks, nor rows,
+nor devices change a token.
 """
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -19,8 +21,9 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from pods_jax.rollout.compaction import Move, Rows, bring_home, plan, row_sizes, take_each, take_rows
 from pods_jax.rollout.sampling import SamplingParams, sample
-from pods_jax.sharding import constrain, replicate
+from pods_jax.sharding import constrain, group_shards, replicate, spread, to_local
 from pods_jax.types import PromptBatch, Rollouts
 
 MAX_EOS_IDS = 8
@@ -31,7 +34,9 @@ MAX_EOS_IDS = 8
 class DecodeState:
     """What a chunk of decoding reads and returns; donated from chunk to chunk.
 
-    ``filled`` counts the tokens every rollout has (finished rollouts hold padding beyond their length).
+    The batch starts as P prompts with N rollouts each, and shrinks to fewer and narrower tiles, which the same letters name.
+    ``limit_PN`` is the number of tokens at which a rollout is cut, 0 for a row of padding. ``filled`` counts the tokens that
+    every row has (beyond their length, ended rollouts hold padding). ``decoded_rows`` is that of ``Rollouts``.
     """
 
     cache: Any
@@ -40,6 +45,27 @@ class DecodeState:
     logp_PNC: Float[Array, "P N C"]
     length_PN: Int[Array, "P N"]
     finished_PN: Bool[Array, "P N"]
+    limit_PN: Int[Array, "P N"]
+    filled: Int[Array, ""]
+    decoded_rows: Float[Array, ""]
+
+    @property
+    def running_PN(self) -> Bool[Array, "P N"]:
+        """Rollouts that go on: neither ended by an EOS token nor at their limit."""
+        return ~self.finished_PN & (self.length_PN < self.limit_PN)
+
+    @property
+    def rows(self) -> tuple[Array, Array, Array, Array]:
+        """What a rollout is, row by row: tokens, log-probabilities, length, finished."""
+        return self.tokens_PNC, self.logp_PNC, self.length_PN, self.finished_PN
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Stop:
+    """When a chunk ends early: once no shard has more than ``rows`` running, but not before ``filled`` tokens (int32)."""
+
+    rows: Int[Array, ""]
     filled: Int[Array, ""]
 
 
@@ -83,6 +109,8 @@ class RolloutEngine:
         max_completion_length: Longest completion in tokens (C), EOS included.
         chunk: Tokens by which the cache grows, about.
         eos_ids: Every id that ends a completion.
+        width: Rows of one tile once the batch has shrunk; see ``compaction.default_width``.
+        shrink_steps: Sizes of the batch from one half to the next; 0 keeps every row to the end.
         prepare: Turns the learner's parameters into the decoding ones once per call (cast, gathered over ``fsdp``); the
             identity where nothing changes.
     """
@@ -95,18 +123,33 @@ class RolloutEngine:
         max_completion_length: int,
         chunk: int,
         eos_ids: Sequence[int],
+        width: int = 1,
+        shrink_steps: int = 2,
         prepare: Callable[[Any], Any] = lambda params: params,
     ):
         self.rollouts = rollouts
         self.max_completion_length = max_completion_length
         self.capacities = cache_sizes(max_completion_length, chunk)
         self.eos_ids = eos_array(eos_ids)
+        self.width = min(width, rollouts)
+        self.shrink_steps = shrink_steps
+        # Moving rows takes a moment, and each size that is met is compiled: not at every token.
+        self.pause = math.ceil(max_completion_length / 32)
         self._prepare = prepare
         self.prefill = jax.jit(partial(_prefill, graph, rollouts, max_completion_length, self.capacities[0]))
         self.decode = {c: jax.jit(partial(_decode_chunk, graph, c), donate_argnums=1) for c in self.capacities}
         self.grow = {c: jax.jit(partial(_grow, graph, c)) for c in self.capacities[1:]}
+        self.shrink = jax.jit(partial(_shrink, graph), static_argnames="width")
+        self.bring_home = jax.jit(partial(bring_home))  # of a bare function, engines would share one count of programs
 
-    def __call__(self, params: Any, prompts: PromptBatch, key: Key[Array, ""], sampling: SamplingParams) -> Rollouts:
+    def __call__(
+        self,
+        params: Any,
+        prompts: PromptBatch,
+        key: Key[Array, ""],
+        sampling: SamplingParams,
+        limit_PN: Int[Array, "P N"] | None = None,
+    ) -> Rollouts:
         """Generates ``rollouts`` completions of each prompt.
 
         Args:
@@ -114,16 +157,32 @@ class RolloutEngine:
             prompts: Right-padded prompts; each padded length is one compiled prefill.
             key: The step's key.
             sampling: Temperature and truncation.
+            limit_PN: Tokens after which each rollout is cut, 1 to ``max_completion_length``; the maximum when not given.
         """
         params = self._prepare(params)
-        state, prompt_cache = self.prefill(params, prompts, key, sampling, self._eos)
-        for capacity in self.capacities:
-            if capacity in self.grow:
-                if bool(jax.device_get(state.finished_PN.all())):
-                    break
-                state = self.grow[capacity](params, state)
-            state = self.decode[capacity](params, state, prompt_cache, prompts.length_P, sampling, self._eos)
-        return Rollouts(state.tokens_PNC, state.logp_PNC, state.length_PN, state.finished_PN)
+        state, shared = self.prefill(params, prompts, key, sampling, self._eos, limit_PN)
+        rows, home = Rows.whole(len(prompts.length_P), self.rollouts, group_shards()), None
+        sizes, capacities, filled = deque(self.row_sizes(rows.count)), deque(self.capacities), 1
+        while True:
+            stop = replicate(Stop(np.int32(sizes[0] if sizes else 0), np.int32(filled + self.pause)))  # type: ignore[arg-type]
+            state = self.decode[capacities[0]](params, state, shared, sampling, self._eos, stop)
+            filled, running_PN = to_local((state.filled, state.running_PN))
+            if not running_PN.any():
+                break
+            running_SR = running_PN.reshape(rows.home_SR.shape)
+            while sizes and (planned := plan(rows, running_SR, rollouts=self.rollouts, width=self.width, size=sizes[0])):
+                home = self._home(home, state, rows)
+                rows, move = planned
+                state, shared = self.shrink(params, state, shared, spread(move), width=self.width)
+                running_SR, _ = np.asarray(move.real_SR), sizes.popleft()
+            if filled == capacities[0]:
+                capacities.popleft()
+                state = self.grow[capacities[0]](params, state)
+        return Rollouts(*self._home(home, state, rows), state.decoded_rows)
+
+    def _home(self, home: Any, state: DecodeState, rows: Rows) -> tuple[Array, Array, Array, Array]:
+        """All rollouts, with what the rows of the batch hold put in its place."""
+        return state.rows if home is None else self.bring_home(home, state.rows, spread(rows.home_SR))
 
     @cached_property
     def _eos(self) -> Int[Array, "E"]:
@@ -134,22 +193,41 @@ class RolloutEngine:
         """Smallest cache size that holds ``length`` tokens: the update's completions are cut to it."""
         return next(c for c in self.capacities if c >= length)
 
+    def row_sizes(self, rows: int) -> list[int]:
+        """Numbers of rows of one shard, largest first, to which a batch of ``rows`` may shrink."""
+        return row_sizes(rows, self.width, self.shrink_steps)
+
     def compiled_programs(self) -> int:
-        """Number of compiled programs so far; constant after warm-up."""
-        programs: list[Any] = [self.prefill, *self.decode.values(), *self.grow.values()]
+        """Number of compiled programs so far; constant once every size has been met."""
+        programs: list[Any] = [self.prefill, *self.decode.values(), *self.grow.values(), self.shrink, self.bring_home]
         return sum(program._cache_size() for program in programs)
+
+    def most_programs(self, prompts: int) -> int:
+        """Most programs that are ever compiled for one prompt bucket of ``prompts`` groups."""
+        caches, sizes = len(self.capacities), 1 + len(self.row_sizes(prompts // group_shards() * self.rollouts))
+        return 1 + caches * sizes + (caches - 1) * sizes + (caches + 1) * (sizes - 1)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class SharedPrompts:
+    """The prompts of the batch as decoding reads them: each layer's cache, and the lengths. Never changed by decoding."""
+
+    cache: Any
+    length_P: Int[Array, "P"]
 
 
 def _record(state: DecodeState, slot: Array, token_PN: Array, logp_PN: Array, eos_ids: Array) -> DecodeState:
     """Writes the token drawn for completion position ``slot``; rollouts that had ended keep zeros."""
-    running = ~state.finished_PN
+    running = state.running_PN
     put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=slot, axis=2)
+    is_end = (token_PN[..., None] == eos_ids[None, None]).any(axis=-1)
     return replace(
         state,
         tokens_PNC=put(state.tokens_PNC, jnp.where(running, token_PN, 0)[..., None]),
         logp_PNC=put(state.logp_PNC, jnp.where(running, logp_PN, 0.0)[..., None]),
         length_PN=state.length_PN + running,
-        finished_PN=state.finished_PN | (token_PN[..., None] == eos_ids[None, None]).any(axis=-1),
+        finished_PN=state.finished_PN | (running & is_end),
         filled=slot + 1,
     )
 
@@ -169,7 +247,8 @@ def _prefill(
     key: Array,
     sampling: SamplingParams,
     eos_ids: Array,
-) -> tuple[DecodeState, Any]:
+    limit_PN: Array | None = None,
+) -> tuple[DecodeState, SharedPrompts]:
     """Runs the prompts, and draws each rollout's first token from its prompt's last hidden state."""
     decoder = nnx.merge(graph, params)
     count = prompts.tokens_PL.shape[0]
@@ -178,21 +257,23 @@ def _prefill(
     logits_PV = decoder.logits(last_PD)
     shape = (count, rollouts)
 
-    def zeros(dtype: Any, *tail: int) -> Array:
-        return constrain(jnp.zeros((*shape, *tail), dtype), ("prompts", "rollouts", "tokens")[: 2 + len(tail)])
+    def filled_with(value: Any, dtype: Any, *tail: int) -> Array:
+        return constrain(jnp.full((*shape, *tail), value, dtype), ("prompts", "rollouts", "tokens")[: 2 + len(tail)])
 
     state = DecodeState(
         cache=decoder.empty_cache(*shape, capacity),
         key_PN=rollout_keys(key, *shape),
-        tokens_PNC=zeros(jnp.int32, max_length),
-        logp_PNC=zeros(jnp.float32, max_length),
-        length_PN=zeros(jnp.int32),
-        finished_PN=zeros(bool),
+        tokens_PNC=filled_with(0, jnp.int32, max_length),
+        logp_PNC=filled_with(0, jnp.float32, max_length),
+        length_PN=filled_with(0, jnp.int32),
+        finished_PN=filled_with(False, bool),
+        limit_PN=filled_with(max_length, jnp.int32) if limit_PN is None else limit_PN,
         filled=jnp.int32(0),
+        decoded_rows=jnp.float32(0),
     )
     logits_PNV = jnp.broadcast_to(logits_PV[:, None], (*shape, logits_PV.shape[-1]))
     token_PN, logp_PN = _draw(logits_PNV, state.key_PN, jnp.int32(0), sampling)
-    return _record(state, jnp.int32(0), token_PN, logp_PN, eos_ids), prompt_cache
+    return _record(state, jnp.int32(0), token_PN, logp_PN, eos_ids), SharedPrompts(prompt_cache, prompts.length_P)
 
 
 def _decode_chunk(
@@ -200,24 +281,29 @@ def _decode_chunk(
     capacity: int,
     params: Any,
     state: DecodeState,
-    prompt_cache: Any,
-    prompt_length_P: Array,
+    shared: SharedPrompts,
     sampling: SamplingParams,
     eos_ids: Array,
+    stop: Stop,
 ) -> DecodeState:
-    """Decodes until the cache is full or every rollout has ended."""
+    """Decodes until the cache is full, every rollout has ended, or few enough go on."""
     decoder = nnx.merge(graph, params)
     weights = decoder.decode_weights()
+    tiles, width = state.length_PN.shape
+    shards = group_shards()
 
     def unfinished(state: DecodeState) -> Array:
-        return (state.filled < capacity) & ~state.finished_PN.all()
+        running_S = state.running_PN.reshape(shards, -1).sum(axis=1)
+        most = running_S.max()
+        return (state.filled < capacity) & (most > 0) & ((most > stop.rows) | (state.filled < stop.filled))
 
     def one_token(state: DecodeState) -> DecodeState:
         before = state.filled - 1
         token_PN = jax.lax.dynamic_index_in_dim(state.tokens_PNC, before, axis=2, keepdims=False)
-        logits_PNV, cache = decoder.decode(weights, token_PN, prompt_length_P, prompt_cache, state.cache, before)
+        logits_PNV, cache = decoder.decode(weights, token_PN, shared.length_P, shared.cache, state.cache, before)
         drawn_PN, logp_PN = _draw(logits_PNV, state.key_PN, state.filled, sampling)
-        return _record(replace(state, cache=cache), state.filled, drawn_PN, logp_PN, eos_ids)
+        state = replace(state, cache=cache, decoded_rows=state.decoded_rows + tiles * width)
+        return _record(state, state.filled, drawn_PN, logp_PN, eos_ids)
 
     return jax.lax.while_loop(unfinished, one_token, state)
 
@@ -225,3 +311,29 @@ def _decode_chunk(
 def _grow(graph: nnx.GraphDef, capacity: int, params: Any, state: DecodeState) -> DecodeState:
     decoder = nnx.merge(graph, params)
     return replace(state, cache=decoder.grow_cache(state.cache, capacity))
+
+
+def _shrink(
+    graph: nnx.GraphDef, params: Any, state: DecodeState, shared: SharedPrompts, move: Move, *, width: int
+) -> tuple[DecodeState, SharedPrompts]:
+    """The batch with the moved rows alone."""
+    decoder = nnx.merge(graph, params)
+
+    def rows(tree: Any) -> Any:
+        return jax.tree.map(lambda x: take_rows(x, move.row_SR, width), tree)
+
+    def tiles(tree: Any) -> Any:
+        return jax.tree.map(lambda x: take_each(x, move.tile_ST), tree)
+
+    limit_PN = rows(state.limit_PN)
+    moved = replace(
+        state,
+        cache=decoder.each_layer(rows, state.cache),
+        key_PN=rows(state.key_PN),
+        tokens_PNC=rows(state.tokens_PNC),
+        logp_PNC=rows(state.logp_PNC),
+        length_PN=rows(state.length_PN),
+        finished_PN=rows(state.finished_PN),
+        limit_PN=jnp.where(move.real_SR.reshape(limit_PN.shape), limit_PN, 0),
+    )
+    return moved, SharedPrompts(decoder.each_layer(tiles, shared.cache), tiles(shared.length_P))

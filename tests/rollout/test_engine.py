@@ -1,4 +1,5 @@
 import copy
+import re
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
@@ -13,6 +14,7 @@ from flax import nnx
 from pods_jax.models.decoder import Decoder
 from pods_jax.models.logprob import token_logp
 from pods_jax.models.spec import DecoderSpec
+from pods_jax.rollout.compaction import Rows, plan
 from pods_jax.rollout.engine import MAX_EOS_IDS, RolloutEngine, eos_array, rollout_keys
 from pods_jax.rollout.sampling import effective_temperature, sampling_params
 from pods_jax.sharding import ROLLOUT_TABLE, make_mesh, named_sharding, replicate, to_global, to_local
@@ -45,11 +47,20 @@ def decoder_params():
 
 
 @cache
-def make_engine(*, n=N, chunk=7, unroll=True, form="rows", shape=None):
+def make_engine(*, n=N, chunk=7, unroll=True, form="rows", shape=None, width=1, shrink_steps=2):
     """Engine without an end of sequence; one for each set of compiled programs, shared by all tests."""
     graph, _ = graph_and_params(unroll=unroll, form=form)
     gather = jax.jit(lambda params: params, out_shardings=shardings(shape, ROLLOUT_TABLE)) if shape else lambda params: params
-    return RolloutEngine(graph, rollouts=n, max_completion_length=C, chunk=chunk, eos_ids=NEVER, prepare=gather)
+    return RolloutEngine(
+        graph,
+        rollouts=n,
+        max_completion_length=C,
+        chunk=chunk,
+        eos_ids=NEVER,
+        width=width,
+        shrink_steps=shrink_steps,
+        prepare=gather,
+    )
 
 
 def shardings(shape, *table):
@@ -69,9 +80,10 @@ def with_eos(engine, ids):
     return other
 
 
-def generate(engine, key=0, prompts=PROMPTS, params: Any = None, **sampling: Any) -> Any:
+def generate(engine, key=0, prompts=PROMPTS, params: Any = None, limit_PN: Any = None, **sampling: Any) -> Any:
     params = decoder_params() if params is None else params
-    return jax.device_get(engine(params, prompts, jax.random.key(key), replicate(sampling_params(**(sampling or WARM)))))
+    sampled = replicate(sampling_params(**(sampling or WARM)))
+    return jax.device_get(engine(params, prompts, jax.random.key(key), sampled, limit_PN))
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +120,7 @@ def test_rollouts_run_to_the_limit_without_an_end(free):
 
 
 def test_the_first_of_several_eos_ids_ends_a_completion_and_belongs_to_it(free, eos_ids):
-    rollouts = generate(with_eos(make_engine(), eos_ids))
+    rollouts = generate(with_eos(make_engine(shrink_steps=0), eos_ids))
     tokens, logp, length, finished = ended(free, eos_ids)
     assert 1 in length
     assert C in length[finished]
@@ -137,7 +149,7 @@ def test_decoding_stops_as_soon_as_every_rollout_has_ended(position):
     free = generate(make_engine(), **GREEDY)
     ids = sorted({int(token) for token in free.tokens_PNC[:, :, position].flat})
     longest = int(ended(free, ids)[2].max())
-    engine, calls = recorded(with_eos(make_engine(), ids))
+    engine, calls = recorded(with_eos(make_engine(shrink_steps=0), ids))
     rollouts = generate(engine, **GREEDY)
     assert rollouts.finished_PN.all()
     assert rollouts.length_PN.max() == longest <= position + 1
@@ -247,6 +259,74 @@ def test_a_mesh_changes_no_token(shape, free):
     np.testing.assert_allclose(rollouts.logp_PNC, free.logp_PNC, atol=1e-5)
 
 
+# --- rows that go on alone
+
+
+LIMITS = np.random.default_rng(7).integers(1, C + 1, (P, N)).astype(np.int32)
+
+
+def cut(rollouts, limits):
+    """What rollouts without an end become when each is cut at its limit: (tokens, logp)."""
+    inside = np.arange(C) < limits[..., None]
+    return np.where(inside, rollouts.tokens_PNC, 0), np.where(inside, rollouts.logp_PNC, 0)
+
+
+@pytest.mark.parametrize(("width", "most"), [(1, 0.75), (2, 0.8), (3, 0.95)])
+def test_a_batch_that_shrinks_changes_no_token(width, most, free):
+    form = "dots" if width == 2 else "rows"
+    engine = make_engine(form=form, unroll=form == "rows", width=width)
+    rollouts = generate(engine, limit_PN=jnp.asarray(LIMITS))
+    tokens, logp = cut(free, LIMITS)
+    np.testing.assert_array_equal(rollouts.tokens_PNC, tokens)
+    np.testing.assert_array_equal(rollouts.length_PN, LIMITS)
+    assert not rollouts.finished_PN.any()
+    np.testing.assert_allclose(rollouts.logp_PNC, logp, atol=1e-5)
+    assert (LIMITS - 1).sum() <= rollouts.decoded_rows < most * P * N * (LIMITS.max() - 1)
+
+
+def test_a_batch_that_may_not_shrink_decodes_every_row_to_the_end(eos_ids, free):
+    rollouts = generate(make_engine(shrink_steps=0), limit_PN=jnp.asarray(LIMITS))
+    assert rollouts.decoded_rows == P * N * (C - 1)
+    np.testing.assert_array_equal(rollouts.tokens_PNC, cut(free, LIMITS)[0])
+
+
+def test_rows_that_end_by_themselves_leave_the_batch(free, eos_ids):
+    rollouts = generate(with_eos(make_engine(), eos_ids))
+    tokens, _, _, finished = ended(free, eos_ids)
+    np.testing.assert_array_equal(rollouts.tokens_PNC, tokens)
+    np.testing.assert_array_equal(rollouts.finished_PN, finished)
+    assert rollouts.decoded_rows < P * N * (C - 1)
+
+
+@pytest.mark.parametrize(("shape", "form"), [((2, 2, 2), "rows"), ((1, 4, 2), "dots")], ids=str)
+def test_shards_shrink_alike_and_no_row_changes_its_shard(shape, form, free):
+    mesh, limits = make_mesh(shape), LIMITS.copy()
+    limits[0] = C  # the first shard's rows go on longest
+    with jax.set_mesh(mesh):
+        params = jax.device_put(decoder_params(), shardings(shape))
+        engine = make_engine(form=form, unroll=form == "rows", shape=shape)
+        batch, limit_PN = to_global(mesh, (PROMPTS, limits))
+        rollouts = engine(params, batch, jax.random.key(0), sampling_params(**WARM), limit_PN)
+        texts = [str(p.as_text()) for p in lowered_shrinks(engine, params, batch, mesh)]
+    np.testing.assert_array_equal(rollouts.tokens_PNC, cut(free, limits)[0])
+    assert rollouts.tokens_PNC.sharding.is_equivalent_to(named_sharding(mesh, ("prompts",)), 3)
+    assert rollouts.decoded_rows < P * N * (C - 1)
+    for text in texts:
+        assert not re.search(r"all-gather|all-to-all|collective-permute", text)
+
+
+def lowered_shrinks(engine, params, batch, mesh):
+    """The compiled program that moves six rows of each of four shards to four, and the one that brings rows home."""
+    state, shared = engine.prefill(params, batch, jax.random.key(0), sampling_params(**WARM), engine._eos)
+    planned = plan(Rows.whole(P, N, 4), np.tile(np.arange(6) % 2 == 0, (4, 1)), rollouts=N, width=1, size=4)
+    assert planned is not None
+    rows, move = planned
+    move, home = to_global(mesh, (move, rows.home_SR))
+    fewer, _ = engine.shrink(params, state, shared, move, width=1)
+    yield engine.shrink.lower(params, state, shared, move, width=1).compile()
+    yield engine.bring_home.lower(state.rows, fewer.rows, home).compile()
+
+
 # --- what does
 
 
@@ -296,7 +376,7 @@ def compilations():
 
 
 def test_nothing_recompiles_over_steps_sampling_parameters_eos_ids_lengths_and_parameters(eos_ids):
-    engine = make_engine()
+    engine = make_engine(chunk=8, shrink_steps=0)
     generate(engine)
     moved = jax.tree.map(lambda p: 1.1 * p, decoder_params())
     shorter = replace(PROMPTS, length_P=jnp.asarray([1, 2, 3, 4, 5, 1, 2, 3], jnp.int32))
@@ -313,6 +393,18 @@ def test_nothing_recompiles_over_steps_sampling_parameters_eos_ids_lengths_and_p
         generate(engine, prompts=shorter, params=moved)
     assert compiled == []
     assert engine.compiled_programs() == programs
+
+
+def test_each_size_is_compiled_once_and_their_number_is_bounded():
+    engine, rng = make_engine(width=2, shrink_steps=1), np.random.default_rng(3)
+    limits = [jnp.asarray(rng.integers(1, C + 1, (P, N)), jnp.int32) for _ in range(3)]
+    for limit_PN in limits:
+        generate(engine, limit_PN=limit_PN)
+    assert engine.compiled_programs() <= engine.most_programs(P)
+    with compilations() as compiled:
+        for step in range(50):
+            generate(engine, key=step, limit_PN=limits[step % 3])
+    assert compiled == []
 
 
 def test_the_count_of_compilations_sees_one():
