@@ -1,5 +1,6 @@
 """From configuration to the parts that training and evaluation share: policy, prompts, engine, sampling, and their memory."""
 
+import bisect
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 from transformers import PreTrainedTokenizerBase
 
@@ -16,14 +18,16 @@ from pods_jax.config import Config, ConfigError, DataConfig, ModelConfig, Reward
 from pods_jax.data.prompts import build_prompts, eos_ids
 from pods_jax.data.rows import make_source
 from pods_jax.data.tasks import find_task, load_splits
+from pods_jax.learner import Learner
 from pods_jax.models.lora import LoraSpec, join, part
 from pods_jax.policy import Architecture, load_policy, make_lora, make_prepare, model_folder
 from pods_jax.rewards.answers import gold_fault
 from pods_jax.rewards.scoring import Scorer, make_scorer
-from pods_jax.rollout.compaction import default_shrink_steps, default_width
+from pods_jax.rollout.compaction import default_width
 from pods_jax.rollout.engine import RolloutEngine, default_chunk
 from pods_jax.rollout.sampling import SamplingParams, sampling_params
-from pods_jax.types import Prompt
+from pods_jax.sharding import group_shards, replicate
+from pods_jax.types import Prompt, PromptBatch
 
 
 @dataclass(frozen=True)
@@ -156,12 +160,22 @@ def make_engine(
     completions: int,
     *,
     prompt_tokens: int,
+    prompts: int,
 ) -> RolloutEngine:
     """Engine that generates ``completions`` for each prompt and stops on every EOS id of the model's folder.
 
-    ``prompt_tokens`` is the longest prompt, which decides how many rows share one once the batch has shrunk.
+    Args:
+        model: The policy's section.
+        rollout: Lengths, chunks, sizes.
+        architecture: The policy's.
+        mesh: Device mesh.
+        tokenizer: The policy's.
+        completions: Rollouts of each prompt.
+        prompt_tokens: Longest prompt, which decides how many rows share one once the batch has shrunk.
+        prompts: Prompts that will be rolled out in all, which decides how many sizes are worth compiling.
     """
     platform = mesh.devices.flat[0].platform
+    flops = 2 * architecture.spec.matrix_weights * prompts * (prompt_tokens + completions * rollout.max_completion_length)
     return RolloutEngine(
         architecture.graph,
         rollouts=completions,
@@ -169,9 +183,68 @@ def make_engine(
         chunk=rollout.chunk or default_chunk(platform),
         eos_ids=eos_ids(tokenizer, model_folder(model.path, model.revision)),
         width=default_width(platform, architecture.spec, prompt_tokens),
-        shrink_steps=default_shrink_steps(platform),
+        shrink_steps=worthwhile_sizes(flops, architecture, mesh) if rollout.sizes is None else rollout.sizes,
         prepare=make_prepare(architecture, mesh, model.compute_dtype),
     )
+
+
+def update_sizes(config: Config, architecture: Architecture, mesh: Mesh) -> int:
+    """Sizes of the update from one half to the next."""
+    if config.update.sizes is not None:
+        return config.update.sizes
+    tokens = config.data.max_prompt_length + config.kept * config.rollout.max_completion_length
+    updates = config.run.steps * config.update.epochs
+    flops = 6 * architecture.spec.matrix_weights * updates * config.data.prompts_per_step * tokens
+    return worthwhile_sizes(flops, architecture, mesh)
+
+
+def worthwhile_sizes(flops: float, architecture: Architecture, mesh: Mesh) -> int:
+    """Sizes of a program from one half to the next that pay: 0 to 3.
+
+    Each size spares a share of the time that the whole run spends in the program, and costs one compilation. Both are roughly
+    known beforehand, and are not measured: every process, and a run that is continued, must choose alike.
+
+    Args:
+        flops: Floating-point operations of the run in this program.
+        architecture: Unrolled layers are compiled one by one.
+        mesh: How many devices, and of which kind.
+    """
+    cpu = mesh.devices.flat[0].platform == "cpu"
+    speed = 1e11 if cpu else 1e14 * mesh.size
+    compile_seconds = 1.0 + architecture.spec.layers if cpu else 30.0
+    return bisect.bisect_right((4, 30, 300), flops / speed / compile_seconds)
+
+
+def compiled_at_most(engine: RolloutEngine, learner: Learner, *, prompts: int, kept: int, prompt_lengths: int) -> list[str]:
+    """Lines that say which programs a run may compile, each once and when it is first needed."""
+    rows = prompts // group_shards() * engine.rollouts
+    shapes = ", ".join(f"{size:,}" for size in [rows, *engine.row_sizes(rows)])
+    caches = ", ".join(f"{size:,}" for size in engine.capacities)
+    updates = learner.most_programs(prompts, kept) * len(engine.capacities)
+    return [
+        f"compiled at most, for each of {prompt_lengths} prompt length{'s' if prompt_lengths > 1 else ''}: "
+        f"{engine.most_programs(prompts)} programs of the rollout (rows of a shard {shapes}; caches of {caches} tokens), "
+        f"{updates} of the update",
+    ]
+
+
+def check_sampler_sees(
+    engine: RolloutEngine, trained: Any, frozen: Any, prompts: PromptBatch, sampling: SamplingParams
+) -> None:
+    """Proves that adapters reach the sampler: with other ones, the engine's first tokens and their probabilities differ.
+
+    Raises:
+        RuntimeError: they do not, so that a run would generate with the base alone whatever it learns.
+    """
+
+    def first(adapters: Any) -> Any:
+        return engine.first_tokens(join(adapters, frozen), prompts, jax.random.key(replicate(np.uint32(0))), sampling)
+
+    moved = jax.jit(lambda adapters: jax.tree.map(lambda x: x + 0.01, adapters))(trained)
+    if all(np.array_equal(a, b) for a, b in zip(first(trained), first(moved), strict=True)):
+        raise RuntimeError(
+            "the adapters do not reach the sampler: with others, its first tokens and log-probabilities are equal"
+        )
 
 
 def make_sampling(rollout: RolloutConfig) -> SamplingParams:

@@ -1,5 +1,6 @@
 """What compiling costs: the seconds it takes, and the cache that spares them at the next start."""
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import jax
 from jax import monitoring
+from jax.experimental.compilation_cache import compilation_cache
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 STAGES = {"/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/jaxpr_to_mlir_module_duration", COMPILED}
@@ -26,18 +28,18 @@ class CompileWatch:
     seconds: float = 0.0
     _spans: list[tuple[float, float]] = field(default_factory=list)
 
-    def _record(self, event: str, seconds: float, **_: object) -> None:
+    def _record(self, event: str, duration_secs: float, **_: object) -> None:
         if event not in STAGES:
             return
         self.programs += event == COMPILED
         end = time.perf_counter()
-        start = end - seconds
+        start = end - duration_secs
         # Events arrive as they end, so an outer one comes after those inside it, and takes their place.
         while self._spans and self._spans[-1][0] >= start:
             inner = self._spans.pop()
             self.seconds -= inner[1] - inner[0]
         self._spans.append((start, end))
-        self.seconds += seconds
+        self.seconds += duration_secs
 
 
 @contextmanager
@@ -51,8 +53,25 @@ def watch_compiling() -> Iterator[CompileWatch]:
         monitoring.unregister_event_duration_listener(watch._record)
 
 
-def keep_compiled(folder: Path) -> None:
-    """Keeps compiled programs in a folder from now on, those of other processes included; nothing is too small to be kept."""
-    jax.config.update("jax_compilation_cache_dir", str(folder))
+def keep_compiled(setting: str) -> Path | None:
+    """Keeps compiled programs on disk from now on, so that the next start need not compile them again.
+
+    Args:
+        setting: "auto" for the user's cache folder, or what JAX itself has been told (``JAX_COMPILATION_CACHE_DIR``); "off"; or
+            a folder.
+
+    Returns:
+        The folder; None where nothing is kept.
+    """
+    if setting == "off":
+        return None
+    chosen = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    if setting != "auto" or not chosen:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        chosen = str(home / "pods_jax" / "compiled" if setting == "auto" else Path(setting).expanduser())
+        jax.config.update("jax_compilation_cache_dir", chosen)
+        compilation_cache.reset_cache()
+    # Nothing is too small: a run has many programs that each take a moment.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    return Path(chosen)

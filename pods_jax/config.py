@@ -46,6 +46,9 @@ class RunConfig(Checked, key="run"):
     """How many of the newest checkpoints stay on disk."""
     export: bool = True
     """Write the final policy as a Hugging Face folder under <run>/export."""
+    compile_cache: str = "auto"
+    """Folder that keeps compiled programs for the next start; auto is pods_jax/compiled in the user's cache folder, or what
+    JAX_COMPILATION_CACHE_DIR says; off keeps none."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -58,7 +61,8 @@ class ModelConfig(Checked, key="model"):
     """The policy to post-train."""
 
     path: str = "bundled"
-    """Hugging Face folder (config, safetensors, tokenizer), PEFT folder, or Hub id; "bundled" is the package's tiny model."""
+    """Hugging Face folder (config, safetensors, tokenizer), PEFT folder, or Hub id; "bundled" and "bundled-scarce" are the
+    package's tiny models, which solve a third and a tenth of their task."""
     revision: str | None = None
     """Branch, tag or commit of a Hub model; unset takes the newest."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -110,7 +114,8 @@ class DataConfig(Checked, key="data"):
     answer_kind: Literal["math", "number", "choice", "equation", "text", "exact"] = "math"
     """How answers are compared with the gold answer, for the task jsonl; choices_column makes it choice."""
     options: list[str] = field(default_factory=list)
-    """Settings of a reasoning_gym data set, each key=value; on the command line separated by commas."""
+    """Settings of a reasoning_gym data set, or times_share=0.4 of the arithmetic task (its share of multiplications), each
+    key=value; on the command line separated by commas."""
     few_shot: CountOrZero = 0
     """Worked examples put before every problem, taken out of the training problems."""
     system_prompt: str | None = None
@@ -147,6 +152,9 @@ class RolloutConfig(Checked, key="rollout"):
     """Drop tokens less probable than min_p times the most probable; 0 is off."""
     chunk: CountOrZero = 0
     """Decode in chunks of this many tokens, by which the cache grows; 0 takes what suits the backend (32 on CPU, else 256)."""
+    sizes: CountOrZero | None = None
+    """Sizes from one half to the next to which the batch shrinks once rollouts have ended, each a set of compiled programs; 0
+    decodes every row to the end. Unset chooses 0 to 3: more, the longer generating takes beside compiling."""
 
     @property
     def greedy_by(self) -> str:
@@ -231,6 +239,9 @@ class UpdateConfig(Checked, key="update"):
     """Recompute each layer's activations in the backward pass to save memory."""
     logit_chunk: Count = 4_194_304
     """Most logits (rows x time x vocabulary) computed at once on one device; the vocabulary-sized array never exists whole."""
+    sizes: CountOrZero | None = None
+    """Sizes from one half to the next that an update has once completions are packed without padding and groups without signal
+    are left out, each a compiled program; 0 trains one size, with all padding. Unset chooses 0 to 3, as rollout.sizes does."""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from rich.progress import track
 
 from pods_jax.build import find_policy, load_any_policy, load_prompts, make_engine, make_sampling, make_verifier
 from pods_jax.command_line import parse
+from pods_jax.compiling import keep_compiled
 from pods_jax.config import ConfigError, EvaluateConfig, check_devices
 from pods_jax.data.prompts import load_tokenizer
 from pods_jax.evaluation import Evaluator, Verdicts
@@ -46,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def evaluate(config: EvaluateConfig) -> dict[str, float]:
     """Evaluates as configured, prints the result and returns it."""
+    keep_compiled("auto")
     shape = check_devices(config, jax.device_count())
     mesh = make_mesh(shape, jax.devices()[: math.prod(shape)])
     source = find_policy(config.model)
@@ -55,7 +57,7 @@ def evaluate(config: EvaluateConfig) -> dict[str, float]:
     with make_verifier(config.verify) as scorer, jax.set_mesh(mesh):
         architecture, params = load_any_policy(source, mesh)
         engine = partial(make_engine, source.model, config.rollout, architecture, mesh, tokenizer)
-        engine = partial(engine, prompt_tokens=config.data.max_prompt_length)
+        engine = partial(engine, prompt_tokens=config.data.max_prompt_length, prompts=len(prompts))
         evaluator = partial(
             Evaluator, prompts=prompts, batch=config.batch, mesh=mesh, tokenizer=tokenizer, judge=scorer.correct
         )

@@ -5,12 +5,14 @@ the optimiser moves the parameters. The loss divides by a number that belongs to
 changes the gradient.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
@@ -22,8 +24,10 @@ from pods_jax.algorithm.selection import select, take_kept
 from pods_jax.config import micro_batch_sizes
 from pods_jax.models.logprob import token_logp
 from pods_jax.models.lora import join
+from pods_jax.models.packing import pack, packing, unpack
 from pods_jax.sharding import constrain
 from pods_jax.types import KeptBatch, PromptBatch, Rollouts, Selection
+from pods_jax.update_plan import UpdatePlan, most_sizes, plan_update, take_micro_batch
 
 
 @jax.tree_util.register_dataclass
@@ -68,6 +72,8 @@ class UpdateSettings:
         chunk_logits: Most logits held at once by one device.
         data_shards: Devices over which groups are spread.
         devices: All devices.
+        tile: Packed places of a shard are a multiple of this many.
+        sizes: Sizes of a micro-batch from one half to the next; 0 is one, with all padding.
     """
 
     clip_low: float = 0.2
@@ -78,6 +84,8 @@ class UpdateSettings:
     chunk_logits: int = 1 << 22
     data_shards: int = 1
     devices: int = 1
+    tile: int = 8
+    sizes: int = 0
 
 
 def abstract_state(params: Any, *, optimizer: optax.GradientTransformation) -> TrainState:
@@ -210,8 +218,9 @@ class Learner:
             otherwise, and the second step would compile anew.
 
     Attributes:
-        update: ``(state, kept, frozen=None) -> (state, UpdateMetrics)``, jitted, the state donated; ``frozen`` holds the
-            parameters that are not trained (the base beside adapters).
+        update: ``(state, kept, frozen=None, plan=None) -> (state, UpdateMetrics)``, jitted, the state donated; ``frozen`` holds
+            the parameters that are not trained (the base beside adapters), ``plan`` is from ``update_plan.py``. Without a plan
+            the whole batch is trained with its padding; the gradient is the same.
         logp: ``(params, kept) -> logp_PMC`` of the reference policy, jitted.
     """
 
@@ -226,9 +235,33 @@ class Learner:
         like: TrainState | None = None,
     ):
         shardings = None if like is None else (jax.tree.map(lambda shape: shape.sharding, like), None)
+        self.settings = settings
         step = partial(_update, graph, optimizer, loss, settings)
         self.update = jax.jit(step, donate_argnums=0, out_shardings=shardings)
         self.logp = jax.jit(partial(_batch_logp, graph if reference_graph is None else reference_graph, settings))
+
+    def plan(
+        self, length_PM: Int[np.ndarray, "P M"], weight_PM: Float[np.ndarray, "P M"], *, steps: int, prompt_length: int
+    ) -> UpdatePlan:
+        """The plan of an update of these kept rollouts, still on the host; completions are padded to ``steps`` tokens."""
+        chosen = self.settings
+        prompts, kept = length_PM.shape
+        return plan_update(
+            length_PM,
+            weight_PM,
+            steps=steps,
+            prompt_length=prompt_length,
+            shape=micro_batch_shape(prompts, kept, chosen.micro_batch, chosen.data_shards),
+            shards=chosen.data_shards,
+            tile=chosen.tile,
+            sizes=chosen.sizes,
+        )
+
+    def most_programs(self, prompts: int, kept: int) -> int:
+        """Most programs of the update that are ever compiled for one padded length of prompts and completions."""
+        chosen = self.settings
+        groups, rollouts = micro_batch_shape(prompts, kept, chosen.micro_batch, chosen.data_shards)
+        return most_sizes(groups, groups * chosen.data_shards == prompts and rollouts == kept, chosen.sizes)
 
     def with_reference(self, params: Any, kept: KeptBatch) -> KeptBatch:
         """The batch with the log-probabilities of the reference parameters, micro-batched like the update."""
@@ -239,17 +272,29 @@ class Learner:
         return self.update._cache_size() + self.logp._cache_size()  # type: ignore[attr-defined]
 
 
-def _scores(graph: nnx.GraphDef, settings: UpdateSettings, params: Any, batch: KeptBatch) -> tuple[Array, Array]:
+def _scores(
+    graph: nnx.GraphDef, settings: UpdateSettings, params: Any, batch: KeptBatch, places: int = 0
+) -> tuple[Float[Array, "P M C"], Float[Array, "P M C"]]:
+    """Log-probabilities and entropies of the completions' tokens; in so many packed places of each shard, or as they lie."""
     decoder = nnx.merge(graph, params)
-    hidden_PMCD = decoder.group_hidden(batch.prompt_PL, batch.prompt_length_P, batch.tokens_PMC)
-    return token_logp(
-        hidden_PMCD,
-        decoder.head_DV(),
-        batch.tokens_PMC,
+    score = partial(
+        token_logp,
+        head_DV=decoder.head_DV(),
         temperature=jnp.float32(settings.temperature),
         chunk_logits=settings.chunk_logits,
         shards=settings.devices,
     )
+    if not places:
+        hidden_PMCD = decoder.group_hidden(batch.prompt_PL, batch.prompt_length_P, batch.tokens_PMC)
+        return score(hidden_PMCD, tokens_PMC=batch.tokens_PMC)
+    shape, shards = batch.tokens_PMC.shape, settings.data_shards
+    by_shard = (shards, -1, shape[-1])
+    trained_PM = jnp.where(batch.weight_PM > 0, batch.length_PM, 0)
+    layout = packing(trained_PM.reshape(shards, -1), shape[-1], places)
+    hidden_STD = decoder.packed_hidden(batch.prompt_PL, batch.prompt_length_P, batch.tokens_PMC, layout)
+    tokens_ST = pack(batch.tokens_PMC.reshape(by_shard), layout)
+    logp, entropy = score(hidden_STD[:, None], tokens_PMC=tokens_ST[:, None])
+    return unpack(logp[:, 0], layout).reshape(shape), unpack(entropy[:, 0], layout).reshape(shape)
 
 
 def _batch_logp(graph: nnx.GraphDef, settings: UpdateSettings, params: Any, kept: KeptBatch) -> Float[Array, "P M C"]:
@@ -267,9 +312,10 @@ def _update(
     state: TrainState,
     kept: KeptBatch,
     frozen: Any = None,
+    plan: UpdatePlan | None = None,
 ) -> tuple[TrainState, UpdateMetrics]:
     normaliser = loss.normaliser(kept.length_PM, kept.weight_PM)
-    value, gradient, stats, entropy = _accumulate(graph, loss, settings, state.params, frozen, kept, normaliser)
+    value, gradient, stats, entropy = _accumulate(graph, loss, settings, state.params, frozen, kept, normaliser, plan)
     grad_norm = optax.tree.norm(gradient)
     finite = jnp.isfinite(grad_norm) & jnp.isfinite(value)
     taken = finite & (normaliser > 0)
@@ -295,12 +341,20 @@ def _update(
 
 
 def _accumulate(
-    graph: nnx.GraphDef, loss: Loss, settings: UpdateSettings, params: Any, frozen: Any, kept: KeptBatch, normaliser: Array
+    graph: nnx.GraphDef,
+    loss: Loss,
+    settings: UpdateSettings,
+    params: Any,
+    frozen: Any,
+    kept: KeptBatch,
+    normaliser: Array,
+    plan: UpdatePlan | None,
 ) -> tuple[Array, Any, LossStats, Array]:
     """Loss, gradient, statistics and summed entropy of the whole batch, one micro-batch at a time."""
 
     def part(params: Any, batch: KeptBatch) -> tuple[Array, tuple[LossStats, Array]]:
-        logp_PMC, entropy_PMC = _scores(graph, settings, join(params, frozen), batch)
+        places = 0 if plan is None else plan.places
+        logp_PMC, entropy_PMC = _scores(graph, settings, join(params, frozen), batch, places)
         value, stats = loss.value(
             logp_PMC,
             batch.logp_old_PMC,
@@ -317,25 +371,38 @@ def _accumulate(
         return value, (stats, jnp.sum(jnp.where(trained, entropy_PMC, 0.0)))
 
     value_and_grad = jax.value_and_grad(part, has_aux=True)
-    micro = split_micro_batches(kept, settings.micro_batch, settings.data_shards)
-    if micro.length_PM.shape[0] == 1:
-        (value, (stats, entropy)), gradient = value_and_grad(params, jax.tree.map(lambda x: x[0], micro))
+    count, micro_batch = _micro_batches(kept, settings, plan)
+    if count is None:
+        (value, (stats, entropy)), gradient = value_and_grad(params, micro_batch(0))
         return value, gradient, stats, entropy
 
-    def add(total: Any, batch: KeptBatch) -> tuple[Any, None]:
-        (value, (stats, entropy)), gradient = value_and_grad(params, batch)
+    def add(i: Array, total: Any) -> Any:
+        (value, (stats, entropy)), gradient = value_and_grad(params, micro_batch(i))
         gradient = jax.tree.map(lambda a, g: a + g.astype(a.dtype), total[1], gradient)
-        return (total[0] + value, gradient, total[2] + stats, total[3] + entropy), None
+        return total[0] + value, gradient, total[2] + stats, total[3] + entropy
 
     zero = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
-    (value, gradient, stats, entropy), _ = jax.lax.scan(add, (jnp.float32(0), zero, LossStats.zero(), jnp.float32(0)), micro)
+    start = (jnp.float32(0), zero, LossStats.zero(), jnp.float32(0))
+    value, gradient, stats, entropy = jax.lax.fori_loop(0, count, add, start)
     return value, jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, params), stats, entropy
+
+
+def _micro_batches(
+    kept: KeptBatch, settings: UpdateSettings, plan: UpdatePlan | None
+) -> tuple[Array | int | None, Callable[[Any], KeptBatch]]:
+    """How many micro-batches there are (None for a single one), and the function that gives each."""
+    if plan is not None:
+        single = plan.group_ISG.shape[0] == 1
+        return None if single else plan.count, lambda i: take_micro_batch(kept, plan.group_ISG[i], plan.rollout_ISGW[i])
+    micro = split_micro_batches(kept, settings.micro_batch, settings.data_shards)
+    count = micro.length_PM.shape[0]
+    return None if count == 1 else count, lambda i: jax.tree.map(lambda x: x[i], micro)
 
 
 # --- micro-batches ------------------------------------------------------------------------------------------------------------
 
 
-def _micro_shape(prompts: int, kept: int, micro_batch: int, data_shards: int) -> tuple[int, int]:
+def micro_batch_shape(prompts: int, kept: int, micro_batch: int, data_shards: int) -> tuple[int, int]:
     """Groups per device and rollouts per group of one micro-batch."""
     if micro_batch == 0:
         return prompts // data_shards, kept
@@ -360,7 +427,7 @@ def split_micro_batches(kept: KeptBatch, micro_batch: int, data_shards: int) -> 
         ValueError: the batch cannot be cut so.
     """
     prompts, rollouts = kept.length_PM.shape
-    groups, size = _micro_shape(prompts, rollouts, micro_batch, data_shards)
+    groups, size = micro_batch_shape(prompts, rollouts, micro_batch, data_shards)
     parts = rollouts // size
 
     def cut(x: Array, per_rollout: bool) -> Array:

@@ -35,6 +35,7 @@ from pods_jax.rollout.texts import completion_texts
 from pods_jax.run_log import RolloutRecords, RunLog
 from pods_jax.sharding import add_up, exchange, own_rows, replicate, to_global, to_local
 from pods_jax.types import Problem, Prompt, PromptBatch, Rollouts, Selection
+from pods_jax.update_plan import padding_fraction, place_plan
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class Settings:
         checkpoint_every: Steps between checkpoints.
         prompt_multiple: Prompts are padded to a multiple of this many tokens.
         config: Resolved configuration as YAML, kept in every checkpoint.
+        record_rollouts: Write every rollout's numbers into the run's log.
     """
 
     steps: int
@@ -99,6 +101,7 @@ class Settings:
     checkpoint_every: int
     prompt_multiple: int
     config: str
+    record_rollouts: bool = True
 
 
 class Clock:
@@ -129,39 +132,75 @@ class Clock:
         self.seconds[key] = self.seconds.get(key, 0.0) + seconds
 
 
-def train(parts: Parts, settings: Settings, state: TrainState, done: int, wall_seconds: float) -> TrainState:
-    """Runs steps ``done + 1 .. steps``.
+class Trainer:
+    """A run in progress, one step at a time.
 
     Args:
         parts: The parts.
         settings: Plain numbers.
-        state: State after step ``done``.
-        done: Steps already taken; 0 is a new run, whose untrained policy is evaluated first.
+        state: State after step ``done``; the first step takes it over.
+        done: Steps already taken; 0 is a new run, whose untrained policy ``begin`` evaluates.
         wall_seconds: The run's clock at that point.
 
-    Returns:
-        The final state.
+    Attributes:
+        state: State after step ``done``.
+        done: Steps taken.
+        wall_seconds: Time spent in this run alone, whatever else happens between its steps.
+        accuracy: Greedy held-out accuracy of the newest evaluation, or None.
     """
-    start = time.perf_counter() - wall_seconds
-    base_key = jax.random.key(replicate(np.uint32(settings.seed)))
-    if done == 0:
-        clock = Clock()
-        metrics = evaluate(parts, state, clock)
-        parts.log.log_step(0, metrics | clock.seconds, wall_seconds=time.perf_counter() - start)
-    for step in range(done + 1, settings.steps + 1):
-        clock = Clock()
+
+    def __init__(self, parts: Parts, settings: Settings, state: TrainState, done: int = 0, wall_seconds: float = 0.0):
+        self.parts, self.settings = parts, settings
+        self.state, self.done, self.wall_seconds = state, done, wall_seconds
+        self.accuracy: float | None = None
+        self._base_key = jax.random.key(replicate(np.uint32(settings.seed)))
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last step has been taken."""
+        return self.done >= self.settings.steps
+
+    def begin(self) -> None:
+        """Evaluates and logs the untrained policy of a new run."""
+        if self.done > 0:
+            return
+        start, clock = time.perf_counter(), Clock()
+        metrics = self._evaluate(clock)
+        self.wall_seconds += time.perf_counter() - start
+        self.parts.log.log_step(0, metrics | clock.seconds, wall_seconds=self.wall_seconds)
+
+    def step(self) -> None:
+        """Takes the next step, with its evaluation, log line and checkpoint where they are due."""
+        settings, step, clock = self.settings, self.done + 1, Clock()
+        start, last = time.perf_counter() - self.wall_seconds, step == settings.steps
         with asked_transfers_only(), clock.step():
-            key = jax.random.fold_in(base_key, replicate(np.uint32(step)))
-            state, metrics, records = one_step(parts, settings, state, key, clock)
-        last = step == settings.steps
+            key = jax.random.fold_in(self._base_key, replicate(np.uint32(step)))
+            self.state, metrics, records = one_step(self.parts, settings, self.state, key, clock)
+        self.done = step
         if settings.eval_every and (last or step % settings.eval_every == 0):
-            metrics |= evaluate(parts, state, clock)
+            metrics |= self._evaluate(clock)
         seconds = time.perf_counter() - start
-        parts.log.log_step(step, metrics | clock.seconds, wall_seconds=seconds, rollouts=records)
+        rollouts = records if settings.record_rollouts else None
+        self.parts.log.log_step(step, metrics | clock.seconds, wall_seconds=seconds, rollouts=rollouts)
         if last or step % settings.checkpoint_every == 0:
-            progress = Progress(step, seconds, parts.loader.get_state(), settings.config)
-            parts.checkpoints.save(state, progress)
-    return state
+            progress = Progress(step, seconds, self.parts.loader.get_state(), settings.config)
+            self.parts.checkpoints.save(self.state, progress)
+        self.wall_seconds = time.perf_counter() - start
+
+    def _evaluate(self, clock: Clock) -> dict[str, float]:
+        metrics = evaluate(self.parts, self.state, clock)
+        self.accuracy = metrics.get("eval/accuracy")
+        return metrics
+
+
+def train(parts: Parts, settings: Settings, state: TrainState, done: int, wall_seconds: float) -> TrainState:
+    """Runs steps ``done + 1 .. steps``; arguments as those of ``Trainer``, returns the final state."""
+    trainer = Trainer(parts, settings, state, done, wall_seconds)
+    del state  # the first step takes its memory over
+    trainer.begin()
+    while not trainer.finished:
+        trainer.step()
+    return trainer.state
 
 
 def one_step(
@@ -185,21 +224,28 @@ def one_step(
         rewards, valid, each = to_global(parts.mesh, (scores.rewards_PN, scores.valid_PN, _stacked(scores)))
         steps = parts.engine.bucket(int(local.length_PN.max()))
         kept, selection, groups = parts.keep(batch, rollouts, rewards, valid, each, tie_key, steps=steps)
-        selection, advantage_PM, weight_PM = to_local((selection, kept.advantage_PM, kept.weight_PM))
+        selection, advantage_PM, weight_PM, length_PM = to_local((selection, kept.advantage_PM, kept.weight_PM, kept.length_PM))
         learning_rate = parts.schedule(state.updates)
         passes: list[UpdateMetrics] = []
+        padding = 0.0
         # Without signal there is nothing to learn: the step is logged, and the optimiser rests.
         if weight_PM.any():
+            padded = {"steps": steps, "prompt_length": batch.tokens_PL.shape[1]}
+            plan = parts.learner.plan(length_PM, weight_PM, **padded)
+            prompt_length_P = np.array([len(prompt.tokens) for prompt in prompts])
+            padding = padding_fraction(plan, prompt_length_P, int(length_PM[weight_PM > 0].sum()), **padded)
+            plan = place_plan(parts.mesh, plan)
             if parts.reference is not None:
                 kept = parts.learner.with_reference(parts.reference, kept)
             for _ in range(settings.epochs):
-                state, trained = parts.learner.update(state, kept, parts.frozen)
+                state, trained = parts.learner.update(state, kept, parts.frozen, plan)
                 passes.append(trained)
         groups, passes, learning_rate = to_local((groups, passes, learning_rate))
 
     metrics = reward_metrics(groups, list(scores.parts)) | update_metrics(passes)
     if parts.reference is None:
         metrics.pop("policy/kl", None)
+    metrics["update/padding_fraction"] = padding
     metrics["reward/unscored"] = float(sum(scores.unscored.values()))
     metrics |= {f"reward/verifier_{fault}": float(count) for fault, count in scores.faults.items()}
     metrics["policy/learning_rate"] = float(learning_rate)

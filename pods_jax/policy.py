@@ -2,8 +2,9 @@
 
 import re
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from importlib import resources
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from huggingface_hub import snapshot_download
-from jax.sharding import Mesh
+from jax.sharding import Mesh, Sharding
 
 from pods_jax.config import ConfigError, LoraConfig, ModelConfig
 from pods_jax.models.attention import decode_form
@@ -20,11 +21,12 @@ from pods_jax.models.decoder import Decoder
 from pods_jax.models.families import read_spec
 from pods_jax.models.hf_weights import load_params
 from pods_jax.models.lora import LoraSpec, initial_adapters, join, part
-from pods_jax.models.peft_adapters import is_adapter_folder, load_adapters, read_lora
+from pods_jax.models.peft_adapters import Base, is_adapter_folder, load_adapters, read_lora
 from pods_jax.models.spec import DecoderSpec
 from pods_jax.sharding import ROLLOUT_TABLE, check_divisible, named_sharding, replicate
 
-BUNDLED = "bundled"
+BUNDLED = {"bundled": "tally", "bundled-scarce": "tally_scarce"}
+"""Folders of pods_jax/assets by the names that ``model.path`` knows them under."""
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 # Never code, never pickled weights.
 DOWNLOADED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "LICENSE*")
@@ -58,19 +60,25 @@ def model_folder(path: str, revision: str | None = None) -> Path:
         ConfigError: it is neither a folder nor a model that the Hub has.
     """
     folder = _find(path, revision)
-    return _find(read_lora(folder)[1], None) if is_adapter_folder(folder) else folder
+    if not is_adapter_folder(folder):
+        return folder
+    base = read_lora(folder)[1]
+    return _find(base.name, base.revision)
 
 
-def base_name(path: str, revision: str | None = None) -> str:
-    """What adapters trained on ``model.path`` name as their base: a Hub id, or an absolute folder."""
+def find_base(path: str, revision: str | None = None) -> Base:
+    """What adapters trained on ``model.path`` name as their base: a Hub id at its revision, or an absolute folder."""
     folder = _find(path, revision)
     if is_adapter_folder(folder):
-        return base_name(read_lora(folder)[1])
-    return str(folder.resolve()) if path == BUNDLED or Path(path).expanduser().is_dir() else path
+        base = read_lora(folder)[1]
+        return find_base(base.name, base.revision)
+    local = path in BUNDLED or Path(path).expanduser().is_dir()
+    return Base(str(folder.resolve())) if local else Base(path, revision)
 
 
 def _find(path: str, revision: str | None) -> Path:
-    folder = Path(str(resources.files("pods_jax") / "assets" / "tally")) if path == BUNDLED else Path(path).expanduser()
+    assets = resources.files("pods_jax") / "assets"
+    folder = Path(str(assets / BUNDLED[path])) if path in BUNDLED else Path(path).expanduser()
     if folder.is_dir():
         return folder
     if not HUB_ID.fullmatch(path):
@@ -149,13 +157,13 @@ def load_policy(
         lora, _ = read_lora(saved)
     architecture = make_architecture(config, read_spec(folder), mesh, remat=remat, lora=lora)
 
-    def place(path: tuple[str, ...], array: np.ndarray) -> jax.Array:
-        target = architecture.shapes
-        for key in path:
-            target = target[key]
-        return jax.make_array_from_callback(array.shape, target.sharding, lambda index: array[index])
+    def sharding_of(path: tuple[str, ...]) -> Sharding:
+        return reduce(getitem, path, architecture.shapes).sharding
 
-    params = load_params(folder, architecture.spec, dtype=jnp.dtype(config.param_dtype), place=place)
+    def place(path: tuple[str, ...], array: np.ndarray) -> jax.Array:
+        return jax.make_array_from_callback(array.shape, sharding_of(path), lambda index: array[index])
+
+    params = load_params(folder, architecture.spec, dtype=jnp.dtype(config.param_dtype), sharding_of=sharding_of)
     if lora is None:
         return architecture, params
     if not is_adapter_folder(saved):

@@ -9,32 +9,20 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-import jinja2
-import plotly.offline
 import yaml
 
+from pods_jax.page import Chart, write_page
 from pods_jax.run_log import METRICS_FILE, read_metrics, read_rollouts
 
 STEPS_SHOWN = 6
 GROUPS_SHOWN = 4
 SMOOTH_COLOUR = "#4a6fe3"
+AXES = {"step": ("against step", "step"), "wall": ("against wall-clock", "wall-clock, minutes")}
 TIME_PARTS = ("rollout", "reward", "update")
-
-
-@dataclass(frozen=True)
-class Chart:
-    """One chart: its words, and its traces in plotly's form; ``meta`` of a trace holds both choices of x."""
-
-    title: str
-    note: str
-    traces: list[dict]
-    layout: dict
 
 
 def write_report(run_folder: Path, out: Path | None = None) -> Path:
@@ -62,7 +50,10 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
     config = (yaml.safe_load(config_path.read_text(encoding="utf-8")) or {}) if config_path.is_file() else {}
     rule = config.get("selection", {}).get("rule", "")
     rollouts = read_rollouts(run_folder, chosen_steps([row["step"] for row in rows if "reward/mean" in row]))
-    page = _template().render(
+    return write_page(
+        out or run_folder / "report.html",
+        "report.html.jinja",
+        axes=AXES,
         name=config.get("run", {}).get("name") or run_folder.resolve().name,
         figures=_headline(rows, config, rollouts.generated, rollouts.kept),
         sections=_sections(rows),
@@ -72,13 +63,7 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
             for step, records in sorted(rollouts.by_step.items())
         ],
         config=config,
-        plotly_js=plotly.offline.get_plotlyjs(),
     )
-    out = out or run_folder / "report.html"
-    partial = out.with_name(out.name + ".partial")
-    partial.write_text(page, encoding="utf-8")
-    partial.replace(out)
-    return out
 
 
 def chosen_steps(steps: Sequence[int], count: int = STEPS_SHOWN) -> list[int]:
@@ -362,14 +347,6 @@ def _clock(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min {rest:02d} s"
-
-
-def _template() -> jinja2.Template:
-    """The page's template; completion text is untrusted, so everything is escaped unless marked otherwise."""
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["number"] = lambda value: "" if value is None else f"{value:.4g}"
-    environment.filters["yaml"] = lambda value: yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
-    return environment.from_string(resources.files("pods_jax").joinpath("report.html.jinja").read_text("utf-8"))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

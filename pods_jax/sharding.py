@@ -103,6 +103,12 @@ def constrain(x: jax.Array, axes: Sequence[str | None]) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, partition_spec(axes))
 
 
+def take_by_shard(x: jax.Array, index: jax.Array) -> jax.Array:
+    """``out[s, i] = x[s, index[s, i]]``; with the first axis spread over shards each gathers from its own rows."""
+    # Under vmap it is a gather with a batch axis, which the partitioner leaves where it is.
+    return jax.vmap(lambda own, rows: own.at[rows].get(mode="promise_in_bounds"))(x, index)
+
+
 def to_global(mesh: Mesh, tree: Any, axes: Sequence[str | None] = ("prompts",)) -> Any:
     """Host arrays, whole and alike on every process, as global arrays whose first dimensions carry the logical ``axes``."""
     sharding = named_sharding(mesh, axes)

@@ -2,10 +2,14 @@
 
 import json
 import os
+import tempfile
+from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Where runs keep their compiled programs unless told otherwise.
+os.environ["XDG_CACHE_HOME"] = str(Path(tempfile.gettempdir()) / "pods_jax_tests")
 # The programs of the tests run for milliseconds and compile for seconds.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 

@@ -1,5 +1,7 @@
 import jax
 import jax.numpy as jnp
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from pods_jax.compiling import CompileWatch, keep_compiled, watch_compiling
 
@@ -33,19 +35,42 @@ def test_seconds_inside_one_another_count_once(monkeypatch):
     assert watch.programs == 1
 
 
-def test_programs_are_kept_for_the_next_process(tmp_path):
-    before = {name: getattr(jax.config, name) for name in CACHE_SETTINGS}
-    try:
-        keep_compiled(tmp_path)
-        jax.jit(lambda x: jnp.cos(x) * 5)(jnp.ones(13))
-        assert any(tmp_path.iterdir())
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
-
-
-CACHE_SETTINGS = (
+SETTINGS = (
     "jax_compilation_cache_dir",
     "jax_persistent_cache_min_compile_time_secs",
     "jax_persistent_cache_min_entry_size_bytes",
 )
+
+
+@pytest.fixture
+def settings_restored():
+    before = {name: getattr(jax.config, name) for name in SETTINGS}
+    jax.config.update("jax_compilation_cache_dir", None)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def compile_something(number):
+    jax.jit(lambda x: jnp.cos(x) * number)(jnp.ones(13)).block_until_ready()
+
+
+@pytest.mark.usefixtures("settings_restored")
+def test_programs_are_kept_in_the_folder_that_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    assert keep_compiled("off") is None
+    compile_something(2)
+    assert not any(tmp_path.iterdir())
+    assert keep_compiled("auto") == tmp_path / "home" / "pods_jax" / "compiled"
+    compile_something(3)
+    assert any((tmp_path / "home" / "pods_jax" / "compiled").iterdir())
+    assert keep_compiled(str(tmp_path / "own")) == tmp_path / "own"
+    compile_something(5)
+    assert any((tmp_path / "own").iterdir())
+
+
+@pytest.mark.usefixtures("settings_restored")
+def test_what_jax_has_been_told_stands(tmp_path):
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "told"))
+    assert keep_compiled("auto") == tmp_path / "told"

@@ -18,7 +18,9 @@ LAYERS = {
     "algorithm": 1,
     "sharding": 1,
     "compiling": 1,
+    "page": 1,
     "models": 2,
+    "update_plan": 2,
     "data": 2,
     "rewards": 2,
     "policy": 3,
@@ -35,6 +37,7 @@ LAYERS = {
     "report": 6,
     "bench": 6,
     "assets": 6,
+    "compare": 7,
 }
 # Within a layer: the two halves of configuration read the field kinds, the host-only record stands apart, and a run ends with
 # its report.

@@ -19,6 +19,7 @@ from pods_jax.rollout.engine import RolloutEngine
 from pods_jax.rollout.sampling import sampling_params
 from pods_jax.sharding import make_mesh, replicate
 from pods_jax.types import KeptBatch, PromptBatch, Rollouts
+from pods_jax.update_plan import plan_update
 
 SPEC = DecoderSpec(vocab_size=13, width=12, layers=2, q_heads=4, kv_heads=2, head_size=6, feed_forward=10, qkv_bias=True)
 P, M, L, C = 4, 6, 7, 5
@@ -313,6 +314,54 @@ def test_micro_batches_hold_every_rollout_once_with_its_own_prompt(prompts, kept
 def test_an_impossible_micro_batch_is_refused_with_the_possible_ones(size):
     with pytest.raises(ValueError, match=rf"update.micro_batch={size} .* 4 groups of 6 .* possible are 2, 4, 6, 12, 24"):
         split_micro_batches(batch(), size, 2)
+
+
+# --- plans --------------------------------------------------------------------------------------------------------------------
+
+
+def planned(kept, *, shape, shards=1, tile=1, sizes=3):
+    """The plan of a batch; two shards are blocks of groups on one device here."""
+    length, weight = np.asarray(kept.length_PM), np.asarray(kept.weight_PM)
+    plan = plan_update(length, weight, steps=C, prompt_length=50, shape=shape, shards=shards, tile=tile, sizes=sizes)
+    return replicate(plan)
+
+
+@pytest.mark.parametrize(
+    ("loss", "shape", "shards", "sizes"),
+    [("grpo", (4, 6), 1, 3), ("dapo", (2, 6), 1, 3), ("grpo", (1, 2), 2, 3), ("dapo", (2, 6), 2, 1), ("grpo", (1, 3), 1, 0)],
+    ids=str,
+)
+def test_a_plan_changes_no_gradient(loss, shape, shards, sizes):
+    kept = batch(beta=True)
+    expected, of_expected = updated(kept, loss=loss, beta=0.3)
+    state = init_state(parameters(), optimizer=RECORD)
+    chosen = learner(RECORD, loss, beta=0.3, data_shards=shards)
+    state, metrics = chosen.update(state, kept, None, planned(kept, shape=shape, shards=shards, sizes=sizes))
+    assert_trees_close(state.opt_state, expected.opt_state, rtol=1e-5, atol=2e-6)
+    assert_trees_close(metrics, of_expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (1, 3)], ids=str)
+def test_what_a_plan_leaves_out_has_no_gradient(shape):
+    kept = batch()
+    kept = replace(kept, weight_PM=kept.weight_PM.at[jnp.asarray([0, 2])].set(0))
+    expected, of_expected = updated(kept)
+    plan = planned(kept, shape=shape)
+    assert plan.group_ISG.shape[0] * plan.group_ISG.shape[2] * shape[1] == (12 if shape[0] == 4 else 24)
+    state, metrics = learner().update(init_state(parameters(), optimizer=RECORD), kept, None, plan)
+    assert_trees_close(state.opt_state, expected.opt_state, rtol=1e-5, atol=2e-6)
+    assert_trees_close(metrics, of_expected, rtol=1e-5, atol=1e-6)
+
+
+def test_plans_of_one_size_share_one_program():
+    fresh = Learner(decoder()[0], ADAMW, LOSSES["grpo"], UpdateSettings())
+    state = init_state(parameters(), optimizer=ADAMW)
+    for seed in range(6):
+        kept = batch(seed)
+        plan = replace(planned(kept, shape=(2, 6)), places=2 * M * C)
+        state, metrics = fresh.update(state, kept, None, plan)
+        assert metrics.taken == 1
+    assert fresh.compiled_programs() == 1
 
 
 # --- the optimiser step -------------------------------------------------------------------------------------------------------

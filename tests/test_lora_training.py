@@ -1,7 +1,7 @@
 """Training adapters: what moves, what the sampler and the reference policy see, and what a run leaves."""
 
 import json
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cache
 
 import jax
@@ -13,6 +13,7 @@ import pytest
 
 from pods_jax import evaluate, train
 from pods_jax.algorithm.losses import lookup_loss
+from pods_jax.build import check_sampler_sees
 from pods_jax.config import ModelConfig
 from pods_jax.learner import Learner, UpdateSettings, init_state
 from pods_jax.loop import train as loop
@@ -160,6 +161,24 @@ def test_an_update_reaches_the_sampler(compute_dtype, one, tiny_model):
     assert same.any()
     assert (np.abs(after - before)[same] > 1e-4).all()
     np.testing.assert_array_equal(plain, before)
+
+
+def test_a_sampler_that_does_not_see_the_adapters_is_refused(one, tiny_model):
+    architecture, params = policy(tiny_model, one)
+    trained, frozen = part(params)
+
+    def blind(params):
+        adapters, base = part(params)
+        return join(jax.tree.map(jnp.zeros_like, adapters), base)
+
+    for prepare, refusal in (
+        (lambda params: params, nullcontext()),
+        (blind, pytest.raises(RuntimeError, match="do not reach the sampler")),
+    ):
+        engine = RolloutEngine(architecture.graph, rollouts=3, max_completion_length=2, chunk=2, eos_ids=[2], prepare=prepare)
+        with jax.set_mesh(one), refusal:
+            prompts = to_global(one, PromptBatch(batch().prompt_PL, batch().prompt_length_P))
+            check_sampler_sees(engine, trained, frozen, prompts, replicate(sampling_params(temperature=1.0)))
 
 
 def test_the_reference_policy_is_the_base_with_adapters_off(one, tiny_model):

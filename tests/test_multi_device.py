@@ -11,6 +11,8 @@ SHAPES = [(8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 4, 2), (4, 1, 2)]
 STEPS = 3
 # Differences of float error, which is all they hold.
 ERRORS = {"policy/ratio_deviation", "policy/logp_gap", "policy/logp_gap_max"}
+# Each shard has sizes of its own.
+OF_THE_MACHINE = {"wall_seconds", "rollout/padding_fraction", "update/padding_fraction"}
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +41,8 @@ def run_on(tmp_path_factory, tiny_model, compiled_once):
             "eval.every": 0,
             "log.progress": "false",
             "log.tensorboard": "false",
+            "rollout.sizes": 2,
+            "update.sizes": 3,
         }
         states = []
         with pytest.MonkeyPatch.context() as patch:
@@ -64,7 +68,7 @@ def test_a_mesh_trains_like_one_device(run_on, on_one, shape):
     for row, expected in zip(rows(folder, "metrics.jsonl"), rows(on_one, "metrics.jsonl"), strict=True):
         assert row.keys() == expected.keys()
         for name in row.keys() - ERRORS:
-            if not name.startswith("time/") and name != "wall_seconds":
+            if not name.startswith("time/") and name not in OF_THE_MACHINE:
                 assert row[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-5), (row["step"], name)
         assert all(row[name] < 1e-5 for name in ERRORS & row.keys())
     for row, expected in zip(rows(folder, "rollouts.jsonl"), rows(on_one, "rollouts.jsonl"), strict=True):

@@ -284,7 +284,7 @@ def rolled_out(parts, params, setting):
         if capacity in engine.grow:
             state = jax.eval_shape(engine.grow[capacity], weights, state)
         state = jax.eval_shape(engine.decode[capacity], weights, state, shared, sampling, eos, stop)
-    return prompts, Rollouts(*state.rows, state.decoded_rows)
+    return prompts, Rollouts(*state.rows, state.decoded_rows)  # type: ignore[arg-type]
 
 
 def kept_of(parts, prompts, rollouts, setting):

@@ -365,6 +365,12 @@ def test_other_settings_do_not_continue_a_run(whole, arguments, capsys):
     assert before == {path: path.read_bytes() for path in before}
 
 
+def test_programs_are_shared_by_runs_with_equal_settings_alone():
+    programs, made = train.Programs(), iter("abc")
+    for settings, expected in (((1, "x"), "a"), ((2, "x"), "b"), ((1, "x"), "a"), ((1, "y"), "c"), ((2, "x"), "b")):
+        assert programs.get(lambda: next(made), *settings) == expected
+
+
 # --- what can happen on the way -----------------------------------------------------------------------------------------------
 
 

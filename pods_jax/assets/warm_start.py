@@ -1,9 +1,14 @@
-"""Makes the bundled model: ``python -m pods_jax.assets.warm_start``.
+"""Makes the bundled models: ``python -m pods_jax.assets.warm_start``.
 
 A tiny Qwen2 decoder is trained from scratch on demonstrations of the arithmetic task, plain supervised: cross entropy of each
 completion and its EOS token, given the prompt. The demonstrations are sloppy: most of them misread ``*`` as ``+``. So the model
 learns the form, the sums and a bad habit, and the right rule keeps some support without being the majority. Reinforcement
-learning then has something to find. Only training problems are demonstrated, each once, and no held-out one ever.
+learning then has something to find. The defaults made ``tally``, greedy accuracy 0.37, where rewards are plentiful. The other,
+``tally_scarce``, starts where they are scarce, on problems with more multiplications (``times_share`` of a run's data.options):
+
+    python -m pods_jax.assets.warm_start --out pods_jax/assets/tally_scarce --slip 0.8 --times_share 0.4
+
+Only training problems are demonstrated, each once, and no held-out one ever.
 
 The result is a Hugging Face folder, read by the same code as any other model. The same seed gives the same weights, bit for
 bit, on the same hardware with the same versions of code and libraries.
@@ -32,7 +37,7 @@ from pods_jax.algorithm.masked import length_mask, masked_mean
 from pods_jax.assets.tokenizer import write_tokenizer
 from pods_jax.command_line import parse
 from pods_jax.config import ModelConfig, OptimizerConfig
-from pods_jax.data.arithmetic import MAX_PROBLEMS, demonstration, load_problems
+from pods_jax.data.arithmetic import MAX_PROBLEMS, MAX_TIMES_SHARE, TIMES_SHARE, demonstration, load_problems
 from pods_jax.data.prompts import build_prompts, eos_ids, load_tokenizer, pad_prompts
 from pods_jax.evaluation import Evaluator
 from pods_jax.fields import Checked, ConfigError, Count, Fraction, Positive, Seed
@@ -92,6 +97,8 @@ class WarmStartConfig(Checked):
     """Peak learning rate, after a short warm-up; a cosine brings it to 0."""
     slip: Fraction = 0.9
     """Probability that a demonstration computes a * as if it were a +."""
+    times_share: Fraction = TIMES_SHARE
+    """Probability that an operation of a problem is a *, at most 0.9."""
     held_out_problems: Count = 512
     """Held-out problems on which the accuracy is measured before the model is written."""
 
@@ -99,6 +106,8 @@ class WarmStartConfig(Checked):
         super().__post_init__()
         if self.steps * self.batch > MAX_PROBLEMS:
             raise ConfigError(f"steps={self.steps} x batch={self.batch} asks for more than {MAX_PROBLEMS:,} different problems")
+        if self.times_share > MAX_TIMES_SHARE:
+            raise ConfigError(f"times_share={self.times_share} must be at most {MAX_TIMES_SHARE}")
 
 
 @jax.tree_util.register_dataclass
@@ -177,7 +186,8 @@ def initial_params(spec: DecoderSpec, seed: int) -> Any:
 
 def batches(config: WarmStartConfig, tokenizer: PreTrainedTokenizerBase) -> Iterator[Demonstrations]:
     """Yields the batch of each step: training problems in the order of the seed, each with one sloppy demonstration."""
-    problems = load_problems("train", count=config.steps * config.batch, seed=config.seed, path=None)
+    count, share = config.steps * config.batch, config.times_share
+    problems = load_problems("train", count=count, seed=config.seed, path=None, times_share=share)
     prompts = _prompts(problems, tokenizer)
     rng = np.random.default_rng(config.seed)
     texts = [demonstration(question(problem), slip=config.slip, rng=rng) for problem in problems]
@@ -240,7 +250,8 @@ def held_out_accuracy(
     engine: RolloutEngine, params: Any, tokenizer: PreTrainedTokenizerBase, mesh: Mesh, config: WarmStartConfig
 ) -> dict[str, float]:
     """Share of held-out problems answered right, by greedy decoding and by sampling once at temperature 1."""
-    problems = load_problems("held_out", count=config.held_out_problems, seed=config.seed, path=None)
+    count, share = config.held_out_problems, config.times_share
+    problems = load_problems("held_out", count=count, seed=config.seed, path=None, times_share=share)
     evaluator = partial(
         Evaluator,
         engine,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pods_jax.bench import rollout, selector, step, update
+from pods_jax.bench import flops, load, rollout, selector, step, tradeoff, update
 from pods_jax.bench.measure import print_json
 from pods_jax.command_line import parse
 from pods_jax.fields import ConfigError
@@ -23,7 +23,10 @@ COMMANDS = {
     "rollout": Command(rollout.RolloutOptions, rollout.run),
     "step": Command(step.StepOptions, step.run),
     "update": Command(update.UpdateOptions, update.run),
+    "tradeoff": Command(tradeoff.TradeoffOptions, tradeoff.run),
+    "flops": Command(flops.FlopsOptions, flops.run),
     "selector": Command(selector.SelectorOptions, selector.run),
+    "load": Command(load.LoadOptions, load.run),
 }
 
 

@@ -28,16 +28,10 @@ class Work:
     logits: int
 
 
-def layer_weights(spec: DecoderSpec) -> int:
-    """Weights of one layer's matrices."""
-    heads = spec.q_heads + 2 * spec.kv_heads
-    return spec.width * (heads + spec.q_heads) * spec.head_size + 3 * spec.width * spec.feed_forward
-
-
 def forward_flops(spec: DecoderSpec, work: Work) -> int:
     """Floating-point operations (a multiply-add is two) of one forward."""
-    through_layers = spec.layers * (work.tokens * 2 * layer_weights(spec) + work.pairs * 4 * spec.q_heads * spec.head_size)
-    return through_layers + work.logits * 2 * spec.width * spec.vocab_size
+    attention = work.pairs * spec.layers * 4 * spec.q_heads * spec.head_size
+    return work.tokens * 2 * spec.matrix_weights + attention + work.logits * 2 * spec.width * spec.vocab_size
 
 
 def rollout_work(prompts: int, n: int, length: int, steps: int) -> Work:
@@ -50,10 +44,14 @@ def rollout_work(prompts: int, n: int, length: int, steps: int) -> Work:
     return Work(prompts * (length + own), prompts * (_causal_pairs(length) + own_pairs), prompts * (1 + own))
 
 
-def update_work(prompts: int, m: int, length: int, steps: int) -> Work:
-    """Work of one forward over m kept rollouts of every group: ``length + m * steps`` tokens, the prompt once."""
-    own_pairs = m * (steps * length + _causal_pairs(steps))
-    return Work(prompts * (length + m * steps), prompts * (_causal_pairs(length) + own_pairs), prompts * m * steps)
+def update_work(prompts: int, m: int, length: int, steps: int, *, causal: bool = True) -> Work:
+    """Work of one forward over m kept rollouts of every group: ``length + m * steps`` tokens, the prompt once.
+
+    Without ``causal`` the pairs are those of full rows, hidden ones too: what a program multiplies that masks scores.
+    """
+    pairs = _causal_pairs if causal else lambda tokens: tokens**2
+    own_pairs = m * (steps * length + pairs(steps))
+    return Work(prompts * (length + m * steps), prompts * (pairs(length) + own_pairs), prompts * m * steps)
 
 
 def _causal_pairs(tokens: int) -> int:
@@ -62,7 +60,7 @@ def _causal_pairs(tokens: int) -> int:
 
 def rollout_bytes(spec: DecoderSpec, prompts: int, n: int, length: int, steps: int, itemsize: int) -> int:
     """Bytes that decoding must read: all weights and every cached key and value, once a token (the prompt's once a group)."""
-    weights = spec.layers * layer_weights(spec) + spec.width * spec.vocab_size
+    weights = spec.matrix_weights + spec.width * spec.vocab_size
     cached = prompts * ((steps - 1) * length + n * _causal_pairs(steps - 2))
     return itemsize * ((steps - 1) * weights + cached * 2 * spec.layers * spec.kv_heads * spec.head_size)
 

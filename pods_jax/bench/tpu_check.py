@@ -17,7 +17,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,7 @@ from rich.table import Table
 
 from pods_jax.algorithm.losses import lookup_loss
 from pods_jax.config import ModelConfig, OptimizerConfig
-from pods_jax.learner import Learner, UpdateSettings, abstract_state, make_keep
+from pods_jax.learner import Learner, UpdateSettings, abstract_state, make_keep, micro_batch_shape
 from pods_jax.models.spec import DecoderSpec
 from pods_jax.optim import make_optimizer
 from pods_jax.policy import make_architecture, make_prepare
@@ -40,6 +40,7 @@ from pods_jax.rollout.engine import RolloutEngine, Stop
 from pods_jax.rollout.sampling import sampling_params
 from pods_jax.sharding import MESH_AXES, group_shards, make_mesh, named_sharding
 from pods_jax.types import PromptBatch, Rollouts
+from pods_jax.update_plan import UpdatePlan, default_tile
 
 GIB = 2**30
 # What the compiler leaves to a program on one device, by generation.
@@ -246,8 +247,18 @@ def compile_step(mesh: Mesh, spec: DecoderSpec, sizes: Sizes, *, param_dtype: st
         settings = UpdateSettings(
             micro_batch=sizes.micro_batch, data_shards=mesh.shape["data"] * mesh.shape["fsdp"], devices=mesh.size
         )
-        learner = Learner(architecture.graph, optimizer, lookup_loss("grpo"), settings)
-        yield compile_program("update", learner.update, state, kept, state=state)[0]
+        settings = replace(settings, tile=default_tile("tpu"))
+        learner = Learner(architecture.graph, optimizer, lookup_loss("grpo"), settings, like=state)
+        blocks, shards = sizes.prompts * sizes.m // sizes.micro_batch, group_shards()
+        groups, each = micro_batch_shape(sizes.prompts, sizes.m, sizes.micro_batch, shards)
+        indices = partial(_shape, mesh, dtype=jnp.int32, axes=(None, "prompts"))
+        plan = UpdatePlan(
+            indices((blocks, shards, groups)),
+            indices((blocks, shards, groups, each)),
+            jax.ShapeDtypeStruct((), jnp.int32),  # type: ignore[arg-type]
+            places=groups * each * sizes.completion_length,
+        )
+        yield compile_program("update", learner.update, state, kept, None, plan, state=state)[0]
 
 
 def _compile_rollout(mesh: Mesh, architecture: Any, sizes: Sizes, compute_dtype: str, state: Any) -> Any:
@@ -290,28 +301,32 @@ def _compile_rollout(mesh: Mesh, architecture: Any, sizes: Sizes, compute_dtype:
         )
         yield program
     shards = group_shards()
-    size = engine.row_sizes(sizes.prompts // shards * sizes.n)[0]
-    rows = partial(_shape, mesh, (shards, size))
-    move = Move(rows(jnp.int32), rows(jnp.bool_), _shape(mesh, (shards, size // engine.width), jnp.int32))  # type: ignore[arg-type]
-    program, (fewer, tiles) = compile_program(
+    for size in engine.row_sizes(sizes.prompts // shards * sizes.n)[:1]:
+        yield from _compile_smaller(mesh, engine, size, weights, decoding, shared, stop, state)
+    return prompts, Rollouts(*decoding.rows, decoding.decoded_rows)  # type: ignore[arg-type]
+
+
+def _compile_smaller(
+    mesh: Mesh, engine: RolloutEngine, size: int, weights: Any, decoding: Any, shared: Any, stop: Stop, state: Any
+) -> Iterator[Program]:
+    """Rows that go on move into a batch of ``size`` rows a shard, and are decoded there."""
+    shards, rows = group_shards(), partial(_shape, mesh, (group_shards(), size))
+    tiles = _shape(mesh, (shards, size // engine.width), jnp.int32)
+    move = Move(rows(jnp.int32), rows(jnp.bool_), tiles)
+    program, (fewer, fewer_shared) = compile_program(
         f"shrink to {shards * size}", engine.shrink, weights, decoding, shared, move, held=state, width=engine.width
     )
     yield program
-    args = (weights, fewer, tiles, sampling, engine.eos_ids, stop)
+    sampling = sampling_params(temperature=1.0)
+    decode, caches = engine.decode[engine.capacities[-1]], (fewer.cache, fewer_shared.cache)
+    args = (weights, fewer, fewer_shared, sampling, engine.eos_ids, stop)
     yield compile_program(
-        f"decode {shards * size} rows",
-        engine.decode[engine.capacities[-1]],
-        *args,
-        held=state,
-        state=fewer,
-        caches=(fewer.cache, tiles.cache),
-        token_loop=True,
+        f"decode {shards * size} rows", decode, *args, held=state, state=fewer, caches=caches, token_loop=True
     )[0]
-    return prompts, Rollouts(*decoding.rows, decoding.decoded_rows)
 
 
-def _shape(mesh: Mesh, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=named_sharding(mesh, ("prompts",)))
+def _shape(mesh: Mesh, shape: tuple[int, ...], dtype: Any, axes: tuple[str | None, ...] = ("prompts",)) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=named_sharding(mesh, axes))
 
 
 def _key() -> Any:

@@ -17,7 +17,7 @@ from pods_jax.fields import Checked, Count
 from pods_jax.models.decoder import Decoder
 from pods_jax.models.spec import DecoderSpec
 from pods_jax.policy import Architecture, load_policy, make_architecture, make_prepare
-from pods_jax.rollout.compaction import default_shrink_steps, default_width
+from pods_jax.rollout.compaction import default_width
 from pods_jax.rollout.engine import RolloutEngine, default_chunk
 from pods_jax.sharding import make_mesh, to_global
 from pods_jax.types import PromptBatch
@@ -123,7 +123,7 @@ class Policy:
             chunk=chunk or default_chunk(self.platform),
             eos_ids=[self.spec.vocab_size],
             width=default_width(self.platform, self.spec, prompt_length),
-            shrink_steps=default_shrink_steps(self.platform),
+            shrink_steps=2,
             prepare=make_prepare(self.architecture, self.mesh, self.compute_dtype),
         )
 

@@ -20,6 +20,8 @@ OPERATIONS = 6
 """Operations of a problem, the leading + included."""
 TIMES_SHARE = 0.2
 """Probability that an operation after the first is a multiplication; the rest is shared by + and -."""
+MAX_TIMES_SHARE = 0.9
+"""Above it there would be too few different expressions."""
 ANSWER_DIGITS = 3
 """How many of the last running totals the answer holds."""
 MAX_PROBLEMS = 1_000_000
@@ -73,7 +75,7 @@ def demonstration(expression: str, *, slip: float, rng: np.random.Generator) -> 
     return f"<think>{_steps(written, running)}</think><answer>{_answer(running)}</answer>"
 
 
-def load_problems(split: str, *, count: int, seed: int, path: str | None) -> list[Problem]:
+def load_problems(split: str, *, count: int, seed: int, path: str | None, times_share: float = TIMES_SHARE) -> list[Problem]:
     """Generate distinct problems of one split, the same ones for the same seed.
 
     Args:
@@ -81,19 +83,22 @@ def load_problems(split: str, *, count: int, seed: int, path: str | None) -> lis
         count: How many; this task has no natural end, so 0 ("all") is refused.
         seed: Seed of the expressions drawn.
         path: Must be ``None``: the task has no file.
+        times_share: Probability that an operation after the first is ``*``, at most ``MAX_TIMES_SHARE``.
 
     Raises:
-        ValueError: ``count`` is out of range, or ``path`` is given.
+        ValueError: ``count`` or ``times_share`` is out of range, or ``path`` is given.
     """
     if path is not None:
         raise ValueError(f"data.path={path!r}: the arithmetic task generates its problems and reads no file")
     if not 1 <= count <= MAX_PROBLEMS:
         raise ValueError(f"{count} {split} problems asked of the arithmetic task; it generates 1 to {MAX_PROBLEMS}")
+    if isinstance(times_share, bool) or not isinstance(times_share, int | float) or not 0 <= times_share <= MAX_TIMES_SHARE:
+        raise ValueError(f"data.options has times_share={times_share}; it must be a number from 0 to {MAX_TIMES_SHARE}")
     held_out = split == "held_out"
     rng = np.random.default_rng([seed, int(held_out)])
     expressions: dict[str, None] = {}  # a dict keeps the order drawn
     while len(expressions) < count:
-        expression = generate(rng)
+        expression = generate(rng, times_share=times_share)
         if is_held_out(expression) == held_out:
             expressions[expression] = None
     return [_problem(f"arithmetic/{split}/{index}", expression) for index, expression in enumerate(expressions)]

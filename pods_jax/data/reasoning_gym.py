@@ -13,7 +13,7 @@ from typing import Any
 
 from pods_jax.data.questions import Loaded
 from pods_jax.data.rows import Source, Split
-from pods_jax.data.splitting import HELD_OUT_SHARE, is_held_out
+from pods_jax.data.splitting import HELD_OUT_SHARE, is_held_out, without_order
 from pods_jax.problem import Problem
 
 PREFIX = "reasoning_gym:"
@@ -36,9 +36,10 @@ def check_dataset(name: str) -> None:
 def load_problems(split: Split, *, dataset: str, count: int, seed: int, source: Source) -> Loaded:
     """Generate different problems of one split, the same ones for the same seed and options.
 
-    Whether a question is held out is decided by its text (``is_held_out``). Fewer come than asked for when the generator has
-    no more different questions. A problem whose own gold answer does not get the full score, once its entry has been through
-    JSON, is reported as unparsable.
+    Whether a question is held out is decided by its text (``is_held_out``), whatever the order of its summands and factors:
+    those that differ in it count as one (``without_order``), of which the first is kept. Fewer come than asked for when the
+    generator has no more different questions. A problem whose own gold answer does not get the full score, once its entry has
+    been through JSON, is reported as unparsable.
 
     Args:
         split: ``"train"`` or ``"held_out"``.
@@ -58,7 +59,7 @@ def load_problems(split: Split, *, dataset: str, count: int, seed: int, source: 
     loaded, seen = Loaded([]), set()
     for index in range(generated.size):
         entry = generated[index]
-        question = entry["question"].strip()
+        question = without_order(entry["question"].strip())
         if question in seen or is_held_out(question) != (split == "held_out"):
             continue
         seen.add(question)

@@ -92,7 +92,10 @@ class Splits:
 
 
 def _arithmetic(split: Split, *, count: int, seed: int, source: Source) -> Loaded:
-    return Loaded(arithmetic.load_problems(split, count=count, seed=seed, path=source.path))
+    options = reasoning_gym.read_options(source.options)
+    if unknown := options.keys() - {"times_share"}:
+        raise ValueError(f"data.options has {min(unknown)!r}; data.task='arithmetic' has times_share alone")
+    return Loaded(arithmetic.load_problems(split, count=count, seed=seed, path=source.path, **options))
 
 
 def _from_rows(task: str, origins: Mapping[Split, Origin], read: ReadQuestion) -> LoadProblems:
@@ -107,8 +110,9 @@ TASKS: dict[str, Task] = {
     "arithmetic": Task(
         load=_arithmetic,
         system_prompt=None,
-        description="Chains of + - * evaluated from left to right modulo 10, generated; made for the bundled model.",
+        description="Chains of + - * evaluated from left to right modulo 10, generated; made for the bundled models.",
         generated=True,
+        settings=("options",),
     ),
     "gsm8k": Task(
         load=_from_rows("gsm8k", gsm8k.ORIGINS, gsm8k.read_question),
@@ -266,7 +270,9 @@ def _check_settings(name: str, task: Task, source: Source) -> None:
     if source.columns != Columns() and "columns" not in task.settings:
         raise ValueError(f"data.*_column and data.answer_kind are for data.task=jsonl; data.task={name!r} knows its columns")
     if source.options and "options" not in task.settings:
-        raise ValueError(f"data.options={list(source.options)} is for reasoning_gym tasks; data.task={name!r} has none")
+        raise ValueError(
+            f"data.options={list(source.options)} is for reasoning_gym tasks and arithmetic; data.task={name!r} has none"
+        )
     place = source.path or source.held_out_path
     if place and task.generated:
         raise ValueError(f"data.path={place!r}: data.task={name!r} generates its problems and reads no file")

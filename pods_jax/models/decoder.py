@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 from pods_jax.models import attention
 from pods_jax.models.layers import rms_norm, rotary_tables, rotate
 from pods_jax.models.lora import PROJECTIONS, LoraSpec, initial_adapters, project
+from pods_jax.models.packing import Packing, pack, unpack
 from pods_jax.models.spec import DecoderSpec
 from pods_jax.sharding import constrain
 
@@ -213,22 +214,82 @@ class Decoder(nnx.Module):
         tokens_PT = jnp.concatenate([prompt_PL, tokens_PMC.reshape(prompts, kept * steps)], axis=1)
         own_positions = jnp.tile(jnp.arange(steps), kept)[None] + prompt_length_P[:, None]
         prompt_positions = jnp.broadcast_to(jnp.arange(length)[None], prompt_PL.shape)
-        tables = rotary_tables(jnp.concatenate([prompt_positions, own_positions], axis=1), self.spec)
+        positions = jnp.concatenate([prompt_positions, own_positions], axis=1)
+
+        def split(a: Array) -> tuple[Array, Array]:
+            return a[:, :length], a[:, length:].reshape(prompts, kept, steps, *a.shape[2:])
+
+        def join(on_prompt: Array, on_own: Array) -> Array:
+            return jnp.concatenate([on_prompt, on_own.reshape(prompts, kept * steps, *on_own.shape[3:])], axis=1)
+
+        x, own_PMCD = split(self._group_layers(tokens_PT, positions, prompt_length_P, split, join))
+        last_P1D = jnp.take_along_axis(x, (prompt_length_P - 1)[:, None, None], axis=1)
+        first_PM1D = jnp.broadcast_to(last_P1D[:, None], (prompts, kept, 1, x.shape[-1]))
+        return self._final(jnp.concatenate([first_PM1D, own_PMCD[:, :, :-1]], axis=2))
+
+    def packed_hidden(
+        self,
+        prompt_PL: Int[Array, "P L"],
+        prompt_length_P: Int[Array, "P"],
+        tokens_PMC: Int[Array, "P M C"],
+        layout: Packing,
+    ) -> Float[Array, "S T D"]:
+        """The states of ``group_hidden`` for the tokens of a layout alone, in its places: completions cost what they are long.
+
+        The layout's rows are the groups' completions in order, ``P * M / S`` of each shard.
+        """
+        prompts, kept, steps = tokens_PMC.shape
+        shards, rows, _ = layout.place_SRC.shape
+        length, groups = prompt_PL.shape[1], rows // kept
+        group_ST = layout.row_ST // kept
+        tokens_ST = pack(tokens_PMC.reshape(shards, rows, steps), layout)
+        start_ST = jnp.take_along_axis(prompt_length_P.reshape(shards, groups), group_ST, axis=1)
+        positions_SX = jnp.tile(jnp.arange(length), (shards, groups))
+
+        def split(a: Array) -> tuple[Array, Array]:
+            own = unpack(a[:, groups * length :], layout)
+            return a[:, : groups * length].reshape(prompts, length, *a.shape[2:]), own.reshape(
+                prompts, kept, steps, *a.shape[2:]
+            )
+
+        def join(on_prompt: Array, on_own: Array) -> Array:
+            own = pack(on_own.reshape(shards, rows, steps, *on_own.shape[3:]), layout)
+            return jnp.concatenate([on_prompt.reshape(shards, groups * length, *on_prompt.shape[2:]), own], axis=1)
+
+        x = self._group_layers(
+            jnp.concatenate([prompt_PL.reshape(shards, groups * length), tokens_ST], axis=1),
+            jnp.concatenate([positions_SX, start_ST + layout.step_ST], axis=1),
+            prompt_length_P,
+            split,
+            join,
+        )
+        own_STD = x[:, groups * length :]
+        prompts_PLD = x[:, : groups * length].reshape(prompts, length, -1)
+        last_PD = jnp.take_along_axis(prompts_PLD, (prompt_length_P - 1)[:, None, None], axis=1)[:, 0]
+        first_STD = jnp.take_along_axis(last_PD.reshape(shards, groups, -1), group_ST[..., None], axis=1)
+        before_STD = jnp.pad(own_STD, ((0, 0), (1, 0), (0, 0)))[:, :-1]
+        return self._final(jnp.where((layout.step_ST == 0)[..., None], first_STD, before_STD))
+
+    def _group_layers(
+        self,
+        tokens: Int[Array, "S T"],
+        positions: Int[Array, "S T"],
+        prompt_length_P: Int[Array, "P"],
+        split: Callable[[Array], tuple[Array, Array]],
+        join: Callable[[Array, Array], Array],
+    ) -> Float[Array, "S T D"]:
+        """Prompts and completions that lie in common rows through all layers; attention sees them apart."""
+        tables = rotary_tables(positions, self.spec)
 
         def layer(x, w, _):
             q, k, v = self._project(w, x, tables)
-            (q_own, k_own, v_own) = (a[:, length:].reshape(prompts, kept, steps, *a.shape[2:]) for a in (q, k, v))
-            q, k, v = q[:, :length], k[:, :length], v[:, :length]
+            (q, q_own), (k, k_own), (v, v_own) = map(split, (q, k, v))
             on_prompt = attention.prompt_attention(q, k, v)
             on_own = attention.completion_attention(q_own, k_own, v_own, k, v, prompt_length_P)
-            out = jnp.concatenate([on_prompt, on_own.reshape(prompts, kept * steps, *on_own.shape[3:])], axis=1)
+            out = join(on_prompt, on_own)
             return constrain(self._close(w, x, out), ("prompts", "tokens", "width")), None
 
-        x, _ = self._through_layers(layer, self._embed(tokens_PT), self._cast_layers())
-        last_P1D = jnp.take_along_axis(x[:, :length], (prompt_length_P - 1)[:, None, None], axis=1)
-        own_PMCD = x[:, length:].reshape(prompts, kept, steps, -1)
-        first_PM1D = jnp.broadcast_to(last_P1D[:, None], (prompts, kept, 1, x.shape[-1]))
-        return self._final(jnp.concatenate([first_PM1D, own_PMCD[:, :, :-1]], axis=2))
+        return self._through_layers(layer, self._embed(tokens), self._cast_layers())[0]
 
     # --- pieces --------------------------------------------------------------------------------------------------------------
 

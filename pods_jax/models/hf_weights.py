@@ -1,8 +1,9 @@
 """Weights in and out of a Hugging Face folder: one table row per tensor, read and written by the same row.
 
 Loading comes right after ``families.read_spec``; exporting is the last thing a run does. Names and shapes are all checked on
-the file headers, before any data is read or memory is taken. Data then moves tensor by tensor, so that the host holds one
-stacked array (all layers of one projection) at a time.
+the file headers, before any data is read or memory is taken. Data then moves tensor by tensor, each into its place in the
+stacked array on the devices, so that the host holds one tensor of the file at a time, and no stacked array but small ones.
+When exporting it holds one stacked array (all layers of one projection) and one file.
 
 The parameters are a plain nested dict, with layers stacked on a leading axis::
 
@@ -13,10 +14,11 @@ The parameters are a plain nested dict, with layers stacked on a leading axis::
 """
 
 import json
+import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import Sharding
 from jax.typing import DTypeLike
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
@@ -32,7 +35,10 @@ from pods_jax.models.families import read_config, read_spec
 from pods_jax.models.spec import DecoderSpec
 
 Keys = tuple[str, ...]
-Place = Callable[[Keys, np.ndarray], Any]
+ShardingOf = Callable[[Keys], Sharding]
+
+STACKED_ON_HOST = 16 * 2**20
+"""Bytes up to which the layers of an array are stacked on the host, which compiles nothing."""
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _HEAD, _EMBED = "lm_head.weight", "model.embed_tokens.weight"
@@ -134,15 +140,20 @@ def array_shapes(spec: DecoderSpec) -> dict[Keys, tuple[int, ...]]:
     return {row.path: row.stack(spec) + row.shape(sizes) for row in tensors_of(spec)}
 
 
-def load_params(folder: Path | str, spec: DecoderSpec, *, dtype: DTypeLike, place: Place | None = None) -> dict[str, Any]:
-    """Reads the weights of a Hugging Face folder: ``model.safetensors``, or the shard files of its index.
+def load_params(
+    folder: Path | str, spec: DecoderSpec, *, dtype: DTypeLike, sharding_of: ShardingOf | None = None
+) -> dict[str, Any]:
+    """Reads the weights of a Hugging Face folder, ``model.safetensors`` or the shard files of its index, tensor by tensor.
+
+    Beside the arrays themselves, the host holds one tensor of the file and what becomes of it on the way to its shards: its
+    pages of the file, a copy in the array's order and dtype. Arrays without layers are the largest tensors and come first,
+    when the others take no memory yet.
 
     Args:
         folder: Hugging Face folder.
         spec: The decoder's shape, as ``read_spec`` gives it for this folder.
         dtype: Dtype of the arrays, whichever of float32, bfloat16 and float16 the file holds.
-        place: ``place(path, array)`` takes each array, in host memory and of ``dtype``, and returns what stands in the tree:
-            the chance to put it to its shards at once. Default: ``jnp.asarray``.
+        sharding_of: Gives the sharding of an array by its path; the layer axis stays whole. Default: the default device.
 
     Returns:
         The parameter tree of the module docstring.
@@ -153,13 +164,12 @@ def load_params(folder: Path | str, spec: DecoderSpec, *, dtype: DTypeLike, plac
             shape), or a tied model's file holds an output head that differs from the embedding.
     """
     folder, array_dtype = Path(folder), _float_dtype(dtype)
-    put: Place = place or (lambda _path, array: jnp.asarray(array))
-    with ExitStack() as stack:
-        files = {file: stack.enter_context(_open(file)) for file in _weight_files(folder)}
-        source = _checked_sources(files, spec, folder)
-        if spec.tied and _HEAD in source:
-            _check_tied_head(source)
-        return _nested((row.path, put(row.path, _read(row, source, spec, array_dtype))) for row in tensors_of(spec))
+    source = _checked_sources(_weight_files(folder), spec, folder)
+    if spec.tied and _HEAD in source:
+        _check_tied_head(source)
+    rows = sorted(tensors_of(spec), key=lambda row: bool(row.stack(spec)))
+    read = partial(_load, source=source, spec=spec, dtype=array_dtype)
+    return _nested((row.path, read(row, sharding=sharding_of and sharding_of(row.path))) for row in rows)
 
 
 def export_folder(
@@ -254,50 +264,80 @@ def _open(file: Path) -> Any:
         raise ValueError(f"{file} is not a readable safetensors file: {error}") from error
 
 
-def _checked_sources(files: Mapping[Path, Any], spec: DecoderSpec, folder: Path) -> dict[str, Any]:
-    """Maps each tensor name to the open file that holds it, after all headers have been checked against the table."""
+def _checked_sources(files: Sequence[Path], spec: DecoderSpec, folder: Path) -> dict[str, Path]:
+    """Maps each tensor name to the file that holds it, after all headers have been checked against the table."""
     sizes = _sizes(spec)
     expected = {name: row.file_shape(sizes) for row in tensors_of(spec) for name in row.file_names(spec)}
     allowed = {_HEAD: expected[_EMBED], **expected} if spec.tied else expected
     holders: dict[str, Path] = {}
     problems: list[str] = []
-    for file, opened in files.items():
-        for name in opened.keys():  # noqa: SIM118 (an open safetensors file is no mapping)
+    for file in files:
+        for name, shape, dtype in _headers(file):
             if name.endswith(_IGNORED_SUFFIXES):
                 continue
-            header = opened.get_slice(name)
-            shape = tuple(header.get_shape())
             found = f"{name} {list(shape)} in {file.name}"
             if name not in allowed:
                 problems.append(f"unmapped: {found}")
             elif shape != allowed[name]:
                 problems.append(f"misshapen: {found}, expected {list(allowed[name])}")
-            if header.get_dtype() not in _DTYPES:
-                problems.append(f"dtype: {found} is {header.get_dtype()}, expected {', '.join(_DTYPES)}")
+            if dtype not in _DTYPES:
+                problems.append(f"dtype: {found} is {dtype}, expected {', '.join(_DTYPES)}")
             if name in holders:
                 problems.append(f"repeated: {found}, already in {holders[name].name}")
             holders[name] = file
     problems += [f"missing: {name} {list(expected[name])}" for name in expected if name not in holders]
     if problems:
         raise ValueError(f"the weights in {folder} do not fit the config:\n  " + "\n  ".join(problems))
-    return {name: files[file] for name, file in holders.items()}
+    return holders
 
 
-def _check_tied_head(source: Mapping[str, Any]) -> None:
-    if not np.array_equal(source[_HEAD].get_tensor(_HEAD), source[_EMBED].get_tensor(_EMBED)):
+def _headers(file: Path) -> list[tuple[str, tuple[int, ...], str]]:
+    """Name, shape and dtype of every tensor of a file."""
+    with _open(file) as opened:
+        headers = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 (an open file is no mapping)
+        return [(name, tuple(header.get_shape()), header.get_dtype()) for name, header in headers.items()]
+
+
+def _check_tied_head(source: Mapping[str, Path]) -> None:
+    if not np.array_equal(_tensor(source, _HEAD), _tensor(source, _EMBED)):
         raise ValueError(
             f"tie_word_embeddings is true, but {_HEAD} differs from {_EMBED}: set it to false to use this output head, "
             f"or remove {_HEAD}"
         )
 
 
-def _read(row: Tensor, source: Mapping[str, Any], spec: DecoderSpec, dtype: np.dtype) -> np.ndarray:
-    """Reads one array, filled layer by layer so that no more than it and one tensor are held."""
+def _tensor(source: Mapping[str, Path], name: str) -> np.ndarray:
+    # The file is opened anew each time: an open one keeps all pages that were read in the process's memory.
+    with _open(source[name]) as opened:
+        return opened.get_tensor(name)
+
+
+def _load(row: Tensor, source: Mapping[str, Path], spec: DecoderSpec, dtype: np.dtype, sharding: Sharding | None) -> jax.Array:
+    """Reads one array, layer by layer into its place on the devices."""
     sizes, names = _sizes(spec), row.file_names(spec)
-    array = np.empty((len(names), *row.shape(sizes)), dtype)
+
+    def read(name: str) -> np.ndarray:
+        return np.ascontiguousarray(row.from_file(_tensor(source, name), sizes), dtype)
+
+    shape = row.stack(spec) + row.shape(sizes)
+    if not row.stack(spec):
+        return _put(read(names[0]), sharding)
+    if math.prod(shape) * dtype.itemsize <= STACKED_ON_HOST:
+        return _put(np.stack([read(name) for name in names]), sharding)
+    zeros = jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=sharding)
+    write = jax.jit(partial(jax.lax.dynamic_update_slice_in_dim, axis=0), donate_argnums=0, out_shardings=sharding)
+    stack = zeros()
     for layer, name in enumerate(names):
-        array[layer] = row.from_file(source[name].get_tensor(name), sizes)
-    return array if row.stack(spec) else array[0]
+        # Waited for, or the host would read ahead of the devices and hold many tensors.
+        stack = jax.block_until_ready(write(stack, _put(read(name)[None], sharding), layer))
+    return stack
+
+
+def _put(array: np.ndarray, sharding: Sharding | None) -> jax.Array:
+    """The array on its shards; all processes give the same one."""
+    if sharding is None:
+        return jnp.asarray(array)
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
 def _nested(items: Iterator[tuple[Keys, Any]]) -> dict[str, Any]:

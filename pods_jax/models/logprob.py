@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies of tokens without a vocabulary-sized array: the output head runs in chunks of time."""
+"""Log-probabilities and entropies of tokens without an array of all logits: the output head runs in chunks of tokens."""
 
 import math
 
@@ -23,32 +23,35 @@ def token_logp(
         head_DV: Output head.
         tokens_PMC: Tokens to score.
         temperature: Divides the logits.
-        chunk_logits: Most logits held at once by one device; sets how many time steps a chunk has (at least one). The backward
-            pass recomputes each chunk's logits.
+        chunk_logits: Most logits held at once by one device; sets how many tokens of every group a chunk has (at least one).
+            The backward pass recomputes each chunk's logits, so that memory follows neither the rollouts nor their lengths.
         shards: Devices over which groups and vocabulary are spread.
 
     Returns:
         Log-probabilities and entropies (nats). The entropy carries no gradient.
     """
     prompts, kept, steps, width = hidden_PMCD.shape
-    size = max(1, min(steps, chunk_logits * shards // (prompts * kept * head_DV.shape[1])))
-    chunks = math.ceil(steps / size)
-    size = math.ceil(steps / chunks)
-    pad = chunks * size - steps
-    hidden = jnp.pad(hidden_PMCD, ((0, 0), (0, 0), (0, pad), (0, 0))).reshape(prompts, kept, chunks, size, width)
-    tokens = jnp.pad(tokens_PMC, ((0, 0), (0, 0), (0, pad))).reshape(prompts, kept, chunks, size)
+    # A group's rollouts lie on one device, so its tokens can be cut anywhere without communication.
+    count = kept * steps
+    size = max(1, min(count, chunk_logits * shards // (prompts * head_DV.shape[1])))
+    chunks = math.ceil(count / size)
+    size = math.ceil(count / chunks)
+
+    def cut(x: Array, *tail: int) -> Array:
+        flat = jnp.pad(x.reshape(prompts, count, *tail), ((0, 0), (0, chunks * size - count), *[(0, 0)] * len(tail)))
+        return jnp.moveaxis(flat.reshape(prompts, chunks, size, *tail), 1, 0)
 
     @jax.checkpoint
     def one_chunk(hidden: Array, tokens: Array) -> tuple[Array, Array]:
-        logits = jnp.einsum("pmcd,dv->pmcv", hidden, head_DV, preferred_element_type=jnp.float32) / temperature
+        logits = jnp.einsum("ptd,dv->ptv", hidden, head_DV, preferred_element_type=jnp.float32) / temperature
         log_total = jax.nn.logsumexp(logits, axis=-1)
         chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
         frozen = jax.lax.stop_gradient(logits)
         mean_logit = jnp.sum(jax.nn.softmax(frozen, axis=-1) * frozen, axis=-1)
         return chosen - log_total, jax.lax.stop_gradient(log_total) - mean_logit
 
-    _, (logp, entropy) = jax.lax.scan(
-        lambda carry, chunk: (carry, one_chunk(*chunk)), None, (jnp.moveaxis(hidden, 2, 0), jnp.moveaxis(tokens, 2, 0))
+    _, scores = jax.lax.scan(lambda carry, chunk: (carry, one_chunk(*chunk)), None, (cut(hidden_PMCD, width), cut(tokens_PMC)))
+    logp, entropy = (
+        jnp.moveaxis(x, 0, 1).reshape(prompts, chunks * size)[:, :count].reshape(prompts, kept, steps) for x in scores
     )
-    logp, entropy = (jnp.moveaxis(x, 0, 2).reshape(prompts, kept, chunks * size)[:, :, :steps] for x in (logp, entropy))
     return logp, entropy

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +50,26 @@ _OFF = (
 _CHANGED_BASE = ("pissa", "olora", "corda", "loftq")
 
 
+@dataclass(frozen=True)
+class Base:
+    """The model that adapters adapt.
+
+    Attributes:
+        name: Folder or Hub id.
+        revision: Branch, tag or commit of a Hub model; None is its newest state.
+    """
+
+    name: str
+    revision: str | None = None
+
+
 def is_adapter_folder(folder: Path) -> bool:
     """Whether a folder holds PEFT adapters rather than a model."""
     return (folder / CONFIG_FILE).is_file()
 
 
 def export_adapters(
-    params: Mapping[str, Any], spec: DecoderSpec, lora: LoraSpec, base: str, target: Path, *, overwrite: bool = False
+    params: Mapping[str, Any], spec: DecoderSpec, lora: LoraSpec, base: Base, target: Path, *, overwrite: bool = False
 ) -> None:
     """Writes the adapters of a parameter tree as a PEFT folder, in float32. All processes must call this; the first writes.
 
@@ -63,7 +77,7 @@ def export_adapters(
         params: Parameter tree; only its adapters are read.
         spec: The decoder's shape.
         lora: The adapters' rank, scale and targets.
-        base: Folder or Hub id of the model that they adapt, written into the config.
+        base: The model that they adapt, written into the config.
         target: Folder to write: beside it first, then renamed.
         overwrite: Replace earlier adapters.
 
@@ -87,7 +101,8 @@ def export_adapters(
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base,
+        "base_model_name_or_path": base.name,
+        "revision": base.revision,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": 0.0,
@@ -102,8 +117,8 @@ def export_adapters(
     unfinished.rename(target)
 
 
-def read_lora(folder: Path) -> tuple[LoraSpec, str]:
-    """Rank, scale and targets of a PEFT folder, and the path of the model that it adapts.
+def read_lora(folder: Path) -> tuple[LoraSpec, Base]:
+    """Rank, scale and targets of a PEFT folder, and the model that it adapts.
 
     Raises:
         ValueError: the config is unreadable, or asks for something that these adapters do not compute.
@@ -111,7 +126,7 @@ def read_lora(folder: Path) -> tuple[LoraSpec, str]:
     file = folder / CONFIG_FILE
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-        rank, alpha, base = config["r"], config["lora_alpha"], config["base_model_name_or_path"]
+        rank, alpha, base = config["r"], config["lora_alpha"], Base(config["base_model_name_or_path"], config.get("revision"))
         modules = config["target_modules"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is no PEFT config: {error!r}") from error

@@ -48,3 +48,9 @@ class DecoderSpec:
     qkv_bias: bool = False
     qk_norm: bool = False
     max_positions: int = 32_768
+
+    @property
+    def matrix_weights(self) -> int:
+        """Weights that every token is multiplied with: the layers' matrices, without the output head."""
+        heads = 2 * self.q_heads + 2 * self.kv_heads
+        return self.layers * self.width * (heads * self.head_size + 3 * self.feed_forward)

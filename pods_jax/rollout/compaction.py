@@ -6,6 +6,7 @@ narrower tiles, each shard's for itself, so that no row leaves its devices. The 
 (``row_sizes``), because each is a set of compiled programs.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, Shaped
 
 from pods_jax.models.spec import DecoderSpec
+from pods_jax.sharding import take_by_shard
 
 SMALLEST = 8
 """The batch never shrinks below one part in this many: the last few rows cost little, and each size is compiled."""
@@ -66,10 +68,10 @@ def row_sizes(rows: int, width: int, steps_per_halving: int) -> list[int]:
     Args:
         rows: Rows of one shard.
         width: Rows of one tile.
-        steps_per_halving: 1 for halves alone, 2 with three quarters between them, 0 for none.
+        steps_per_halving: 1 for halves alone, 2 with one size between them, 0 for none.
     """
-    parts = {2**-k * (1 - step / (2 * steps_per_halving)) for k in range(10) for step in range(steps_per_halving)}
-    sizes = {-(-int(np.ceil(rows * part)) // width) * width for part in parts if 1 > part >= 1 / SMALLEST}
+    parts = (2 ** (-k / steps_per_halving) for k in range(1, steps_per_halving * (SMALLEST.bit_length() - 1) + 1))
+    sizes = {math.ceil(rows * part / width) * width for part in parts}
     return sorted((size for size in sizes if size < rows), reverse=True)
 
 
@@ -85,11 +87,6 @@ def default_width(platform: str, spec: DecoderSpec, prompt_tokens: int) -> int:
     heads = 2 * spec.q_heads + 2 * spec.kv_heads
     products = 2 * spec.width * (heads * spec.head_size + 3 * spec.feed_forward)
     return next((width for width in (1, 2, 4) if 4 * 10 * cached <= products * width), 8)
-
-
-def default_shrink_steps(platform: str) -> int:
-    """Sizes from one half to the next: two on a CPU, whose time follows the rows; one where compiling takes longest."""
-    return 2 if platform == "cpu" else 1
 
 
 def plan(rows: Rows, running_SR: Bool[np.ndarray, "S R"], *, rollouts: int, width: int, size: int) -> tuple[Rows, Move] | None:
@@ -124,8 +121,7 @@ def take_rows(x: Shaped[Array, "T W *rest"], index_SR: Int[Array, "S R"], width:
 
 def take_each(x: Shaped[Array, "T *rest"], index_ST: Int[Array, "S T2"]) -> Shaped[Array, "T3 *rest"]:
     """The entries at ``index_ST`` of each shard's share of the leading axis."""
-    by_shard = x.reshape(index_ST.shape[0], -1, *x.shape[1:])
-    taken = jax.vmap(lambda own, index: own.at[index].get(mode="promise_in_bounds"))(by_shard, index_ST)
+    taken = take_by_shard(x.reshape(index_ST.shape[0], -1, *x.shape[1:]), index_ST)
     return taken.reshape(-1, *x.shape[1:])
 
 

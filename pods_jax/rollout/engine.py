@@ -184,6 +184,14 @@ class RolloutEngine:
         """All rollouts, with what the rows of the batch hold put in its place."""
         return state.rows if home is None else self.bring_home(home, state.rows, spread(rows.home_SR))
 
+    def first_tokens(
+        self, params: Any, prompts: PromptBatch, key: Key[Array, ""], sampling: SamplingParams
+    ) -> tuple[Int[np.ndarray, "P N"], Float[np.ndarray, "P N"]]:
+        """The first token of each rollout and its log-probability, on the host; arguments as for a call."""
+        state, _ = self.prefill(self._prepare(params), prompts, key, sampling, self._eos, None)
+        tokens_PNC, logp_PNC = to_local((state.tokens_PNC, state.logp_PNC))
+        return tokens_PNC[..., 0], logp_PNC[..., 0]
+
     @cached_property
     def _eos(self) -> Int[Array, "E"]:
         # At the first call, not when built: only then is there a device to put them on.

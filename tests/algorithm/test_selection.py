@@ -338,3 +338,73 @@ def test_selecting_needs_no_communication_when_groups_are_sharded():
     selected = run(*sharded, KEY)
     assert selected.index_PM.sharding.is_equivalent_to(sharding, 2)
     np.testing.assert_array_equal(selected.index_PM, run(rewards, valid, KEY).index_PM)
+
+
+# The forms for different backends.
+
+SORTS = [selection.sort_pairs, selection.sort_joined, selection.sort_by_backend]
+awkward = st.sampled_from([0.0, -0.0, 1e-40, 0.1, 0.125, 1.0, -1.0, 3e38, -3e38, np.inf, -np.inf, np.nan])
+groups = st.lists(st.lists(st.one_of(awkward, finite, st.just(1.0)), min_size=11, max_size=11), min_size=3, max_size=3).map(
+    lambda rows: np.array(rows, np.float32)
+)
+masks = st.lists(st.booleans(), min_size=33, max_size=33).map(lambda flags: np.array(flags).reshape(3, 11))
+
+
+@pytest.fixture(scope="module")
+def forms():
+    """Rule -> one compiled selection for each way of sorting, ties at random."""
+
+    def choose(rule, sort, rewards, valid, key):
+        return selection.select(rewards, valid, key, rule=rule, m=4, sort=sort).index_PM
+
+    sorts = (selection.sort_pairs, selection.sort_joined)
+    return {rule: [jax.jit(partial(choose, rule, sort)) for sort in sorts] for rule in RULES if rule != "all"}
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(groups, masks, st.integers(0, 2**32 - 1))
+def test_every_way_of_sorting_keeps_the_same_rollouts_in_the_same_slots(forms, rewards, valid, seed):
+    for compiled in forms.values():
+        by_pairs, joined = (np.asarray(choose(rewards, valid, jax.random.key(seed))) for choose in compiled)
+        np.testing.assert_array_equal(by_pairs, joined)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(st.integers(-(2**31), 2**31 - 1), st.integers(0, 2**32 - 1)), min_size=9, max_size=9, unique=True))
+def test_pairs_are_sorted_as_python_sorts_them(pairs):
+    high, low = jnp.asarray([a for a, _ in pairs], jnp.int32), jnp.asarray([b for _, b in pairs], jnp.uint32)
+    for sort in SORTS:
+        result = jax.jit(sort)(high, low)
+        assert [x.dtype for x in result] == [jnp.int32, jnp.uint32]
+        assert list(zip(*(np.asarray(x).tolist() for x in result), strict=True)) == sorted(pairs)
+
+
+@pytest.mark.parametrize("sort", SORTS)
+def test_zeros_of_both_signs_tie_and_infinities_come_last(sort):
+    rewards, valid = jnp.array([0.0, jnp.inf, -0.0, 0.0, -1.0, -jnp.inf, -0.0, 2.0]), jnp.ones(8, bool)
+    kept = partial(RULES["max_reward"], rewards, valid, sort=sort)
+    np.testing.assert_array_equal(kept(KEY, m=8, ties="index"), [7, 0, 2, 3, 6, 4, -1, -1])
+    orders = {tuple(np.asarray(kept(jax.random.key(seed), m=8))[1:5].tolist()) for seed in range(40)}
+    assert len(orders) > 15
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.int32, jnp.bfloat16, jnp.bool_])
+def test_both_ways_of_taking_agree_whatever_the_others_hold(dtype):
+    values = jnp.array([jnp.nan, 3.0, jnp.inf, -2.0, 0.0], jnp.float32).astype(dtype)
+    index = jnp.array([3, 1, 1, 4])
+    expected = np.asarray(values)[np.asarray(index)]
+    for take in (selection.take_by_gather, selection.take_by_comparison, selection.take_by_backend):
+        taken = jax.jit(take)(values, index)
+        assert taken.dtype == dtype
+        np.testing.assert_array_equal(taken, expected)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_tpu_sorts_two_operands_and_gathers_nothing_and_a_cpu_sorts_one(rule):
+    shapes = jax.ShapeDtypeStruct((16, 24), jnp.float32), jax.ShapeDtypeStruct((16, 24), jnp.bool_), KEY
+    traced = jax.jit(partial(selection.select, rule=rule, m=7)).trace(*shapes)
+    tpu, cpu = (traced.lower(lowering_platforms=(platform,)).as_text() for platform in ("tpu", "cpu"))
+    for operation in ("gather", "scatter", "dynamic_slice", "dot_general"):
+        assert f"stablehlo.{operation}" not in tpu
+    operands = [re.findall(r'"stablehlo.sort"\((.*?)\)', text) for text in (tpu, cpu)]
+    assert [[len(each.split(",")) for each in sorts] for sorts in operands] == [[2], [1]]

@@ -140,6 +140,14 @@ def test_a_folder_that_is_no_model_is_refused_before_training(tmp_path):
     assert [f.name for f in tmp_path.iterdir()] == ["precious.txt"]
 
 
+def test_demonstrations_have_the_share_of_multiplications_asked_for(tokenizer):
+    config = WarmStartConfig(steps=20, batch=16, times_share=0.6)
+    signs = [sign for prompt, _ in demonstrated(config, tokenizer) for sign in prompt.removeprefix("<bos>")[2:-1:2]]
+    assert signs.count("*") / len(signs) == pytest.approx(0.6, abs=5 * np.sqrt(0.6 * 0.4 / len(signs)))
+    with pytest.raises(ConfigError, match=r"times_share=0\.95 must be at most 0\.9"):
+        WarmStartConfig(times_share=0.95)
+
+
 def test_more_demonstrations_than_there_are_problems_are_refused():
     with pytest.raises(ConfigError, match="steps=1000 x batch=1001 asks for more than 1,000,000"):
         WarmStartConfig(steps=1000, batch=1001)

@@ -13,13 +13,27 @@ ARGUMENTS = {
     "rollout": f"{TOY} --n 3 --chunk 4",
     "step": f"{TOY} --n 4 --m 2 --chunk 4",
     "update": f"{TOY} --m 3",
+    "tradeoff": f"{TOY} --n 2,4 --m 1,2 --step_n 4 --step_m 2 --completion_length 3 --temperature 0.7",
+    "flops": "--prompts 2 --n 4 --m 2 --prompt_length 16 --completion_length 8 --shape.layers 1",
     "selector": "--prompts 1,3 --n 8 --repeats 2 --rules max_variance,random",
+    "load": "--size_gb 0.02",
 }
 KEYS = {
     "rollout": {"tokens_per_second", "tokens_per_cpu_second", "cpu_seconds", "compile_seconds", "floor_fraction"},
     "step": {"pods", "grpo", "cpu_seconds", "grpo_over_pods_cpu"},
     "update": {"tokens_per_second", "cpu_seconds", "compile_seconds", "temporary_bytes", "flops", "floor_fraction"},
+    "tradeoff": {
+        "curves",
+        "asymmetry_marginal",
+        "iso_cost",
+        "saved_fraction",
+        "same_time_without",
+        "verdict",
+        "by_cpu_seconds",
+    },
+    "flops": {"prefill_flops", "update_flops", "cache_bytes", "decode_flops_a_token"},
     "selector": {"cases", "agree"},
+    "load": {"ratio", "peak_bytes", "parameter_bytes", "cpu_seconds"},
 }
 
 
@@ -61,7 +75,27 @@ def test_selector(capsys):
     result = last_line(capsys, "selector", ARGUMENTS["selector"])
     assert result.keys() >= KEYS["selector"]
     assert len(result["cases"]) == 2 * 2 * 1
-    assert all(case["jitted_us"] > 0 for case in result["cases"])
+    by_rule = {case["rule"]: case for case in result["cases"]}
+    on_device = {"ours", "pairs", "joined", "argsort"}
+    assert by_rule["max_variance"]["microseconds"].keys() == on_device | {"top_k", "NumPy", "loop"}
+    assert by_rule["random"]["microseconds"].keys() == on_device
+    assert all(time > 0 for case in result["cases"] for time in case["microseconds"].values())
+
+
+def test_tradeoff(capsys):
+    result = last_line(capsys, "tradeoff", ARGUMENTS["tradeoff"])
+    assert result.keys() >= KEYS["tradeoff"]
+    assert result["curves"]["rollout"]["sizes"] == [2, 4]
+    assert result["curves"]["update"]["sizes"] == [1, 2]
+    assert [pair["m"] for pair in result["iso_cost"]] == [1, 2]
+    assert result["iso_cost"][1]["n"] >= 4
+    assert result["verdict"].startswith("Down-sampling")
+
+
+def test_flops(capsys):
+    result = last_line(capsys, "flops", ARGUMENTS["flops"])
+    assert result.keys() >= KEYS["flops"]
+    assert result["prefill_flops"]["ratio"] == pytest.approx(1 / 4, rel=0.02)
 
 
 def test_an_update_in_micro_batches(capsys):
@@ -87,7 +121,7 @@ def test_help_names_every_command(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("rollouts", "valid names are rollout, step, update, selector"),
+        ("rollouts", "valid names are rollout, step, update, tradeoff, flops, selector"),
         ("rollout --model.path nowhere", "nowhere"),
         ("rollout --completion_length 1", "at least 2"),
         ("rollout --shape.q_heads 3", "shape.q_heads=3"),
@@ -95,6 +129,11 @@ def test_help_names_every_command(capsys):
         ("step --rule best", "max_variance"),
         ("update --m 4 --update.micro_batch 3", "possible are 1, 2, 4, 8, 16"),
         ("selector --rules best", "max_variance"),
+        ("tradeoff --n 4", "n=4 must be at least two sizes"),
+        ("tradeoff --m 4,2", "m=4,2 must be"),
+        ("tradeoff --step_n 4 --step_m 5", "step_m=5"),
+        ("tradeoff --update.micro_batch 3", "possible are"),
+        ("flops --n 4 --m 5", "m=5"),
     ],
 )
 def test_the_impossible_is_refused_in_one_line(capsys, arguments, message):

@@ -20,7 +20,7 @@ from pods_jax.models.spec import DecoderSpec
 from pods_jax.sharding import make_mesh, named_sharding
 
 SPEC = DecoderSpec(vocab_size=64, width=32, layers=1, q_heads=4, kv_heads=2, head_size=8, feed_forward=48, qkv_bias=True)
-SIZES = Sizes(prompts=2, n=3, m=2, prompt_length=5, completion_length=7, chunk=4, micro_batch=2)
+SIZES = Sizes(prompts=4, n=3, m=2, prompt_length=5, completion_length=7, chunk=4, micro_batch=2)
 GOOD = Program("decode 8", 1.0, 3.0, 2.0, 1.5, 1.5, 0.0, 0.0)
 
 HLO = """\
@@ -57,12 +57,12 @@ def step(mesh):
 
 def test_the_step_is_compiled_from_weights_to_update(step):
     names = [program.name for program in step]
-    assert names == ["weights", "prefill", "decode 4", "grow 7", "decode 7", "select", "update"]
+    assert names == ["weights", "prefill", "decode 4", "grow 7", "decode 7", "shrink to 6", "decode 6 rows", "select", "update"]
 
 
 def test_every_state_is_donated(step):
     state = {program.name: program for program in step if program.state_gib > 0}
-    assert set(state) == {"decode 4", "decode 7", "update"}
+    assert set(state) == {"decode 4", "decode 7", "decode 6 rows", "update"}
     assert all(program.donated_gib >= program.state_gib for program in state.values())
 
 

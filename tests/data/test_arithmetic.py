@@ -3,8 +3,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pods_jax.data.arithmetic import MAX_PROBLEMS, demonstration, generate, gold, load_problems, totals
+from pods_jax.data.arithmetic import MAX_PROBLEMS, TIMES_SHARE, demonstration, generate, gold, load_problems, totals
+from pods_jax.data.rows import Source
 from pods_jax.data.splitting import HELD_OUT_SHARE, is_held_out
+from pods_jax.data.tasks import load_splits
 
 EXAMPLE = "+4*3+5-2*7+1="
 FROZEN = ["+9*1-5+8+2*8=", "+1-2-9-7+8+2=", "+2+5*9+8+7*6=", "+2-1*5+2+3+9="]
@@ -58,6 +60,42 @@ def test_share_of_multiplications_is_what_was_asked(share):
     signs = [sign for _ in range(400) for sign in generate(source, times_share=share)[2:-1:2]]
     error = 5 * np.sqrt(share * (1 - share) / len(signs))
     assert signs.count("*") / len(signs) == pytest.approx(share, abs=error)
+
+
+@pytest.mark.parametrize("split", ["train", "held_out"])
+def test_both_splits_have_the_share_of_multiplications_asked_for(split):
+    problems = load_problems(split, count=500, seed=0, path=None, times_share=0.6)
+    signs = [sign for problem in problems for sign in question(problem)[2:-1:2]]
+    assert signs.count("*") / len(signs) == pytest.approx(0.6, abs=5 * np.sqrt(0.6 * 0.4 / len(signs)))
+    assert [is_held_out(question(problem)) for problem in problems] == [split == "held_out"] * 500
+
+
+def test_a_run_asks_for_the_share_by_an_option_and_has_the_default_without():
+    def asked(*options):
+        splits = load_splits("arithmetic", train_problems=40, held_out_problems=10, seed=3, source=Source(options=options))
+        return [question(problem) for problem in (*splits.train, *splits.held_out)]
+
+    sizes = {"train": 40, "held_out": 10}
+    expected = [load_problems(split, count=count, seed=3, path=None, times_share=0.4) for split, count in sizes.items()]
+    assert asked("times_share=0.4") == [question(problem) for problems in expected for problem in problems]
+    assert asked() == asked(f"times_share={TIMES_SHARE}") != asked("times_share=0.4")
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("times_share=0.95", r"times_share=0\.95; it must be a number from 0 to 0\.9"),
+        ("times_share=-0.1", r"times_share=-0\.1; it must be"),
+        ("times_share=many", "times_share=many; it must be"),
+        ("times_share=true", "times_share=True; it must be"),
+        ("times_share=NaN", "times_share=nan; it must be"),
+        ("divide_share=0.1", "'divide_share'; data.task='arithmetic' has times_share alone"),
+        ("times_share", "must be key=value"),
+    ],
+)
+def test_an_impossible_option_is_refused(option, message):
+    with pytest.raises(ValueError, match=message):
+        load_splits("arithmetic", train_problems=4, held_out_problems=4, seed=0, source=Source(options=(option,)))
 
 
 def test_slips_happen_with_the_probability_asked():

@@ -1,15 +1,20 @@
 import json
 import random
+import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from pods_jax.command_line import from_yaml
+from pods_jax.config import Config
 from pods_jax.data import reasoning_gym
 from pods_jax.data.rows import Source
 from pods_jax.data.tasks import find_task, load_splits
 
 NAME = "reasoning_gym:sums"
+CONFIG = Path(__file__).parents[2] / "configs" / "smollm2_cpu.yaml"
 
 
 class Sums:
@@ -76,7 +81,16 @@ def test_worked_examples_are_the_first_of_the_generator_in_training_and_evaluati
 
 def test_a_generator_with_few_questions_yields_what_it_has(package):
     splits = load(train=500, options=["largest=4"])
-    assert len(splits.train) + len(splits.held_out) == 16
+    assert len(splits.train) + len(splits.held_out) == 10  # of 16, which but for the order are 10
+
+
+def test_a_held_out_question_is_not_in_training_in_another_order_either(package):
+    splits = load(train=500, held_out=100, options=["largest=20"])
+    train, held_out = ({p.messages[0]["content"] for p in part} for part in (splits.train, splits.held_out))
+    assert len(train) + len(held_out) == 210
+    assert len(held_out) > 10
+    swapped = {" + ".join(reversed(question.removesuffix(" =").split(" + "))) + " =" for question in held_out}
+    assert not train & (held_out | swapped)
 
 
 def test_entries_that_do_not_survive_json_are_reported(package, monkeypatch):
@@ -123,3 +137,23 @@ def test_the_real_package_generates_and_scores(name):
         scorer = package.create_dataset(extra["dataset"], size=1, **extra["options"]).score_answer
         assert scorer("surely wrong", extra["entry"]) < 0.1
         assert not problem.answer or scorer(problem.answer, extra["entry"]) == 1.0
+
+
+def test_the_sums_of_the_real_model_are_many_and_no_held_out_one_is_trained_on_in_either_order():
+    pytest.importorskip("reasoning_gym")
+    data = from_yaml(Config, CONFIG.read_text(), source=str(CONFIG)).data
+    splits = load_splits(
+        data.task,
+        train_problems=data.train_problems,
+        held_out_problems=data.held_out_problems,
+        seed=data.seed,
+        source=Source(options=tuple(data.options)),
+        few_shot=data.few_shot,
+    )
+    assert (len(splits.train), len(splits.held_out)) == (1000, 128)
+
+    def pairs(problems):
+        return {frozenset(re.findall("[0-9]+", p.messages[0]["content"])) for p in problems}
+
+    assert len(pairs(splits.held_out)) == 128
+    assert not pairs(splits.held_out) & pairs(splits.train + splits.examples)

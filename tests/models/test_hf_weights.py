@@ -120,43 +120,62 @@ def test_arrays_come_in_the_dtype_asked_for(folder):
         load(folder, jnp.int8)
 
 
-def test_place_gets_each_array_once_and_its_answer_stands_in_the_tree(folder):
-    seen = {}
+@pytest.mark.parametrize("stacked_on_host", [8_000, 10**9])
+def test_arrays_come_straight_to_the_shards_asked_for(stacked_on_host, tmp_path, monkeypatch):
+    RECIPE["write_checkpoint"](tmp_path, CASES["qwen2_untied"])
+    mesh, asked = jax.make_mesh((2, 3), ("fsdp", "tensor"), devices=jax.devices()[:6]), {}
 
-    def place(path, array):
-        assert isinstance(array, np.ndarray)
-        assert array.dtype == ml_dtypes.bfloat16
-        assert path not in seen
-        seen[path] = array.shape
-        return "/".join(path)
+    def sharding_of(path):
+        shape = array_shapes(read_spec(tmp_path))[path]
+        first = 1 if path[0] == "layers" else 0  # the layer axis stays whole
+        free = [None if axis < first or size % 2 else "fsdp" for axis, size in enumerate(shape)]
+        only = free.index("fsdp") if "fsdp" in free else None
+        asked[path] = jax.NamedSharding(mesh, jax.P(*("fsdp" if axis == only else None for axis in range(len(shape)))))
+        return asked[path]
 
-    params = load(folder, jnp.bfloat16, place=place)
-    assert seen == array_shapes(read_spec(folder))
-    assert params["layers"]["q"] == "layers/q"
-    assert params["final_norm"] == "final_norm"
+    expected = load(tmp_path)
+    monkeypatch.setattr("pods_jax.models.hf_weights.STACKED_ON_HOST", stacked_on_host)
+    params = load(tmp_path, sharding_of=sharding_of)
+    assert sum("fsdp" in sharding.spec for sharding in asked.values()) > 5
+    for path, leaf in jax.tree.leaves_with_path(params):
+        assert leaf.sharding.is_equivalent_to(asked[tuple(key.key for key in path)], leaf.ndim)
+    assert_equal_trees(params, expected)
+    assert_equal_trees(load(tmp_path), expected)
 
 
-def test_place_can_put_an_array_to_its_shards(folder):
-    sharding = jax.NamedSharding(jax.make_mesh((2,), ("fsdp",)), jax.P("fsdp"))
+def test_no_file_is_open_between_two_tensors(folder, monkeypatch):
+    # The pages of an open file count as memory of the process.
+    held = []
 
-    def place(path, array):
-        return jax.device_put(array, sharding) if path == ("layers", "gate") else jax.device_put(array)
+    class Counted:
+        def __init__(self, file, framework):
+            assert not held
+            self.opened = safe_open(file, framework=framework)
 
-    params = load(folder, place=place)
-    assert params["layers"]["gate"].sharding == sharding
-    assert_equal_trees(params, load(folder))
+        def __enter__(self):
+            held.append(self)
+            return self.opened.__enter__()
+
+        def __exit__(self, *error):
+            held.remove(self)
+            return self.opened.__exit__(*error)
+
+    expected = load(folder)
+    monkeypatch.setattr("pods_jax.models.hf_weights.safe_open", Counted)
+    assert_equal_trees(load(folder), expected)
+    assert not held
 
 
 # --- loud on whatever does not fit, before any array is placed
 
 
-def refuse_place(path, array):
+def refuse_sharding(path):
     raise AssertionError(f"{path} was read before the headers were checked")
 
 
 def refused(folder, *patterns):
     with pytest.raises(ValueError, match="do not fit the config") as error:
-        load(folder, place=refuse_place)
+        load(folder, sharding_of=refuse_sharding)
     for pattern in patterns:
         assert pattern in str(error.value)
 
@@ -220,7 +239,7 @@ def test_a_tied_head_in_the_file_must_equal_the_embedding(tmp_path):
     with pytest.raises(
         ValueError, match=r"tie_word_embeddings is true, but lm_head.weight differs from model.embed_tokens.weight"
     ):
-        load(tmp_path, place=refuse_place)
+        load(tmp_path, sharding_of=refuse_sharding)
 
 
 def test_a_folder_without_safetensors_says_what_to_do(folder):
@@ -313,14 +332,12 @@ def test_exported_weights_are_as_readable_as_the_config(folder, tmp_path):
 
 
 def test_sharded_parameters_are_exported_whole(folder, tmp_path):
-    sharding = jax.NamedSharding(
-        jax.make_mesh((2, 3), ("fsdp", "tensor"), devices=jax.devices()[:6]), jax.P("fsdp", None, "tensor")
-    )
+    mesh = jax.make_mesh((2, 3), ("fsdp", "tensor"), devices=jax.devices()[:6])
 
-    def place(path, array):
-        return jax.device_put(array, sharding) if path in (("layers", "q"), ("layers", "k")) else jax.device_put(array)
+    def sharding_of(path):
+        return jax.NamedSharding(mesh, jax.P(None, "fsdp", "tensor") if path in (("layers", "q"), ("layers", "k")) else jax.P())
 
-    export_folder(load(folder, place=place), read_spec(folder), folder, tmp_path / "export", dtype=jnp.float32)
+    export_folder(load(folder, sharding_of=sharding_of), read_spec(folder), folder, tmp_path / "export", dtype=jnp.float32)
     assert_equal_trees(load(tmp_path / "export"), load(folder))
 
 

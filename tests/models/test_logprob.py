@@ -12,7 +12,7 @@ from pods_jax.models import logprob
 
 P, M, C, D, V = 2, 3, 11, 5, 17
 ROWS = P * M * C
-CHUNKS = [1, P * M * V, 2 * P * M * V + 5, 4 * P * M * V, 10 * P * M * V, 10**9]
+CHUNKS = [1, P * V, 2 * P * V + 5, P * M * V, 4 * P * M * V, 10 * P * M * V, 10**9]
 token_logp = jaxtyped(typechecker=beartype)(logprob.token_logp)
 compiled = jax.jit(token_logp, static_argnames=("chunk_logits", "shards"))
 
@@ -51,7 +51,7 @@ def test_logp_and_entropy_equal_the_float64_softmax_for_any_chunk(data, chunk_lo
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-@pytest.mark.parametrize("chunk_logits", [1, 2 * P * M * V, 10**9])
+@pytest.mark.parametrize("chunk_logits", [1, 7 * P * V, 2 * P * M * V, 10**9])
 def test_gradient_equals_the_float64_one_and_entropy_carries_none(data, chunk_logits, temperature):
     hidden, head, tokens = data
     gradient = jax.jit(jax.grad(partial(weighted, temperature=jnp.float32(temperature), chunk_logits=chunk_logits), (0, 1)))
@@ -82,9 +82,9 @@ def largest_of_gradient(data, **options):
     return max(sizes(jax.make_jaxpr(gradient)(*data).jaxpr))
 
 
-@pytest.mark.parametrize("steps", [1, 2, 4])
-def test_no_array_of_forward_or_backward_holds_more_logits_than_a_chunk(data, steps):
-    assert largest_of_gradient(data, chunk_logits=steps * P * M * V) <= max(steps * P * M * V, ROWS * D + P * M * D)
+@pytest.mark.parametrize("tokens", [1, 2, 5, 12])
+def test_no_array_of_forward_or_backward_holds_more_logits_than_a_chunk(data, tokens):
+    assert largest_of_gradient(data, chunk_logits=tokens * P * V) <= max(tokens * P * V, ROWS * D + P * M * D)
     assert largest_of_gradient(data, chunk_logits=10**9) >= ROWS * V
 
 
@@ -94,11 +94,51 @@ def test_shards_share_the_chunk(data):
 
 
 @pytest.mark.parametrize("chunk_logits", CHUNKS)
-def test_chunks_cover_the_steps_without_an_empty_one(data, chunk_logits):
+def test_chunks_cover_the_tokens_without_an_empty_one(data, chunk_logits):
     jaxpr = jax.make_jaxpr(partial(token_logp, temperature=jnp.float32(1.0), chunk_logits=chunk_logits))(*data)
     (scan,) = (equation for equation in jaxpr.jaxpr.eqns if equation.primitive.name == "scan")
-    most = max(1, min(C, chunk_logits // (P * M * V)))
-    assert scan.params["length"] == ceil(C / most)
+    most = max(1, min(M * C, chunk_logits // (P * V)))
+    assert ceil(M * C / most) - 1 <= scan.params["length"] <= ceil(M * C / most)
+
+
+QWEN_VOCABULARY, WIDTH, CHUNK_LOGITS = 151_936, 64, 1 << 22
+MIB = 2**20
+
+
+def temporary_bytes(prompts, kept, steps, chunk_logits=CHUNK_LOGITS):
+    """Temporaries of value and gradient, by the compiler's own plan; nothing runs."""
+
+    def value(hidden, head, tokens, cotangent):
+        logp, entropy = token_logp(hidden, head, tokens, temperature=jnp.float32(1.0), chunk_logits=chunk_logits)
+        return jnp.sum(logp * cotangent), entropy
+
+    shape, kind = (prompts, kept, steps), jax.ShapeDtypeStruct
+    arrays = [kind(s, jnp.float32) for s in ((*shape, WIDTH), (WIDTH, QWEN_VOCABULARY))] + [
+        kind(shape, jnp.int32),
+        kind(shape, jnp.float32),
+    ]
+    gradient = jax.jit(jax.value_and_grad(value, (0, 1), has_aux=True))
+    memory = gradient.lower(*arrays).compile().memory_analysis()
+    assert memory is not None
+    return memory.temp_size_in_bytes
+
+
+@pytest.mark.parametrize("larger", [(1, 4, 216), (1, 16, 54), (4, 4, 54), (1, 64, 54)])
+def test_memory_of_scoring_follows_neither_rollouts_nor_lengths_at_a_vocabulary_of_151936(larger):
+    base = (1, 4, 54)  # whole chunks of 27 tokens
+    rows, more = np.prod(base), np.prod(larger)
+    growth = temporary_bytes(*larger) - temporary_bytes(*base)
+    # What must grow: hidden states and their gradient, cut in chunks, and a few numbers a token.
+    assert growth <= (more - rows) * 4 * (2 * WIDTH + 16) + MIB / 4
+    # The gradient of the head is accumulated beside at most two chunks of logits: far below all logits.
+    head = 4 * WIDTH * QWEN_VOCABULARY
+    assert temporary_bytes(*larger) < head + 2 * 4 * CHUNK_LOGITS + more * 4 * (2 * WIDTH + 16) + MIB
+    assert temporary_bytes(*larger) < more * QWEN_VOCABULARY * 4 / 5
+
+
+def test_memory_of_scoring_follows_the_chunk():
+    small, large = (temporary_bytes(1, 4, 108, chunk) for chunk in (CHUNK_LOGITS, 4 * CHUNK_LOGITS))
+    assert large - small > 2 * 4 * CHUNK_LOGITS
 
 
 def test_bfloat16_hidden_states_give_float32_results_near_the_exact_ones(data):

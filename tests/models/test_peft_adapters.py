@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from pods_jax.config import ConfigError, ModelConfig
+from pods_jax.config import Config, ConfigError, LoraConfig, ModelConfig
 from pods_jax.models.decoder import Decoder
 from pods_jax.models.families import read_spec
 from pods_jax.models.hf_weights import export_folder, load_params
@@ -17,13 +17,15 @@ from pods_jax.models.lora import A, B, LoraSpec, join, merge
 from pods_jax.models.peft_adapters import (
     CONFIG_FILE,
     WEIGHTS_FILE,
+    Base,
     export_adapters,
     is_adapter_folder,
     load_adapters,
     read_lora,
 )
-from pods_jax.policy import base_name, load_policy, model_folder
+from pods_jax.policy import find_base, load_policy, make_lora, model_folder
 from pods_jax.sharding import make_mesh
+from pods_jax.train import _export
 
 LORA = LoraSpec(rank=3, alpha=5.0)
 FEW = LoraSpec(rank=2, alpha=1.0, targets=("q", "o", "down"))
@@ -58,7 +60,7 @@ def our_logits(params, spec, lora=None):
 def exported(request, base, spec, tiny_model, tmp_path):
     """Spec, parameters and folder of exported adapters."""
     params = adapted(base, spec, request.param)
-    export_adapters(params, spec, request.param, str(tiny_model), tmp_path / "adapter")
+    export_adapters(params, spec, request.param, Base(str(tiny_model)), tmp_path / "adapter")
     return request.param, params, tmp_path / "adapter"
 
 
@@ -70,7 +72,7 @@ def test_adapters_come_back_as_they_were_written(exported, spec, tiny_model):
     assert {file.name for file in folder.iterdir()} == {CONFIG_FILE, WEIGHTS_FILE}
     assert is_adapter_folder(folder)
     assert len(json.loads((folder / CONFIG_FILE).read_text())["target_modules"]) == len(lora.targets)
-    assert read_lora(folder) == (lora, str(tiny_model))
+    assert read_lora(folder) == (lora, Base(str(tiny_model)))
     arrays = load_adapters(folder, spec, lora)
     assert set(arrays) == {name + suffix for name in lora.targets for suffix in (A, B)}
     for name, array in arrays.items():
@@ -81,8 +83,8 @@ def test_adapters_come_back_as_they_were_written(exported, spec, tiny_model):
 def test_a_folder_of_adapters_is_a_policy_on_its_base(exported, spec, tiny_model):
     lora, params, folder = exported
     assert model_folder(str(folder)) == tiny_model
-    assert base_name(str(folder)) == base_name(str(tiny_model)) == str(tiny_model.resolve())
-    assert base_name("bundled") == str(model_folder("bundled").resolve())
+    assert find_base(str(folder)) == find_base(str(tiny_model)) == Base(str(tiny_model.resolve()))
+    assert find_base("bundled") == Base(str(model_folder("bundled").resolve()))
     assert not is_adapter_folder(tiny_model)
     mesh = make_mesh((2, 2, 2))
     with jax.set_mesh(mesh):
@@ -96,9 +98,50 @@ def test_a_folder_of_adapters_is_a_policy_on_its_base(exported, spec, tiny_model
         load_policy(ModelConfig(path=str(folder)), mesh, lora=LORA)
 
 
-def test_adapters_of_a_hub_model_name_its_id(tiny_model, monkeypatch):
-    monkeypatch.setattr("pods_jax.policy.snapshot_download", lambda *_, **__: str(tiny_model))
-    assert base_name("owner/model") == "owner/model"
+@pytest.fixture
+def hub(tiny_model, monkeypatch):
+    """A Hub that has one model at every revision; the list of what was asked of it."""
+    asked = []
+
+    def snapshot_download(name, *, revision, allow_patterns):
+        asked.append((name, revision))
+        return str(tiny_model)
+
+    monkeypatch.setattr("pods_jax.policy.snapshot_download", snapshot_download)
+    return asked
+
+
+@pytest.mark.parametrize("revision", [None, "v1.0"])
+def test_adapters_of_a_hub_model_record_its_id_and_revision_and_load_on_it(revision, base, spec, tmp_path, hub):
+    assert find_base("owner/model", revision) == Base("owner/model", revision)
+    params = adapted(base, spec, FEW)
+    export_adapters(params, spec, FEW, find_base("owner/model", revision), tmp_path / "adapter")
+    config = json.loads((tmp_path / "adapter" / CONFIG_FILE).read_text())
+    assert (config["base_model_name_or_path"], config["revision"]) == ("owner/model", revision)
+    assert read_lora(tmp_path / "adapter") == (FEW, Base("owner/model", revision))
+    hub.clear()
+    # The revision of model.path is that of the adapters, were they on the Hub; their base has its own.
+    mesh = make_mesh((1, 1, 1), jax.devices()[:1])
+    _, loaded = load_policy(ModelConfig(path=str(tmp_path / "adapter"), revision="other"), mesh)
+    assert set(hub) == {("owner/model", revision)}
+    np.testing.assert_array_equal(loaded["layers"]["q" + B], params["layers"]["q" + B])
+    assert find_base(str(tmp_path / "adapter"), "other") == Base("owner/model", revision)
+
+
+def test_a_run_exports_the_revision_of_its_hub_model(base, spec, tmp_path, hub):
+    config = Config(model=ModelConfig(path="owner/model", revision="v1.0"), lora=LoraConfig(rank=2))
+    architecture, params = load_policy(config.model, make_mesh((1, 1, 1), jax.devices()[:1]), lora=make_lora(config.lora))
+    _export(config, architecture, params, tmp_path)
+    assert set(hub) == {("owner/model", "v1.0")}
+    assert json.loads((tmp_path / "adapter" / CONFIG_FILE).read_text())["revision"] == "v1.0"
+    assert (tmp_path / "export" / "model.safetensors").is_file()
+
+
+def test_a_config_without_a_revision_means_the_newest(folder):
+    config = json.loads((folder / CONFIG_FILE).read_text())
+    del config["revision"]
+    (folder / CONFIG_FILE).write_text(json.dumps(config))
+    assert read_lora(folder)[1].revision is None
 
 
 def test_bfloat16_adapters_load_as_float32(exported, spec):
@@ -112,13 +155,13 @@ def test_bfloat16_adapters_load_as_float32(exported, spec):
 def test_only_adapters_are_replaced_and_only_on_request(exported, spec, tiny_model, tmp_path):
     lora, params, folder = exported
     with pytest.raises(FileExistsError, match="cannot export adapters to"):
-        export_adapters(params, spec, lora, str(tiny_model), folder)
+        export_adapters(params, spec, lora, Base(str(tiny_model)), folder)
     doubled = join({"layers": {name: 2 * params["layers"][name] for name in load_adapters(folder, spec, lora)}}, params)
-    export_adapters(doubled, spec, lora, str(tiny_model), folder, overwrite=True)
+    export_adapters(doubled, spec, lora, Base(str(tiny_model)), folder, overwrite=True)
     np.testing.assert_array_equal(load_adapters(folder, spec, lora)["q" + A], doubled["layers"]["q" + A])
     (tmp_path / "mine").mkdir()
     with pytest.raises(FileExistsError, match="cannot export adapters to"):
-        export_adapters(params, spec, lora, str(tiny_model), tmp_path / "mine", overwrite=True)
+        export_adapters(params, spec, lora, Base(str(tiny_model)), tmp_path / "mine", overwrite=True)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["adapter", "mine"]
 
 
@@ -127,7 +170,7 @@ def test_only_adapters_are_replaced_and_only_on_request(exported, spec, tiny_mod
 
 @pytest.fixture
 def folder(base, spec, tiny_model, tmp_path):
-    export_adapters(adapted(base, spec, FEW), spec, FEW, str(tiny_model), tmp_path / "adapter")
+    export_adapters(adapted(base, spec, FEW), spec, FEW, Base(str(tiny_model)), tmp_path / "adapter")
     return tmp_path / "adapter"
 
 
@@ -247,9 +290,9 @@ def test_adapters_that_peft_saved_load_with_its_logits(peft, base, spec, tiny_mo
     torch.manual_seed(0)
     model = peft.get_peft_model(torch_model(tiny_model), config).eval()
     model.save_pretrained(tmp_path)
-    lora, name = read_lora(tmp_path)
+    lora, named = read_lora(tmp_path)
     assert lora == LoraSpec(4, 6.0, ("v", "o", "gate"))
-    assert name == str(tiny_model)
+    assert named == Base(str(tiny_model))
     layers = {key: jnp.asarray(value) for key, value in load_adapters(tmp_path, spec, lora).items()}
     ours = our_logits(join({"layers": layers}, base), spec, lora)
     np.testing.assert_allclose(ours, torch_logits(model), atol=1e-4, rtol=0)

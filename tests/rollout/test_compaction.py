@@ -1,7 +1,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pods_jax.models.spec import DecoderSpec
@@ -23,7 +23,7 @@ PROMPTS, ROLLOUTS = 3, 5
 @pytest.mark.parametrize(
     ("rows", "width", "steps", "sizes"),
     [
-        (64, 1, 2, [48, 32, 24, 16, 12, 8]),
+        (64, 1, 2, [46, 32, 23, 16, 12, 8]),
         (64, 1, 1, [32, 16, 8]),
         (64, 8, 1, [32, 16, 8]),
         (64, 8, 2, [48, 32, 24, 16, 8]),
@@ -48,6 +48,7 @@ def batches(draw):
     return draw(st.integers(1, 4)), first.reshape(2, -1), (first & later).reshape(2, -1)
 
 
+@settings(deadline=None)
 @given(batches())
 def test_every_running_row_is_taken_once_beside_others_of_its_prompt(batch):
     width, *running = batch
