@@ -183,6 +183,7 @@ class Trainer:
         rollouts = records if settings.record_rollouts else None
         self.parts.log.log_step(step, metrics | clock.seconds, wall_seconds=seconds, rollouts=rollouts)
         if last or step % settings.checkpoint_every == 0:
+            self.parts.log.settle()
             progress = Progress(step, seconds, self.parts.loader.get_state(), settings.config)
             self.parts.checkpoints.save(self.state, progress)
         self.wall_seconds = time.perf_counter() - start

@@ -17,6 +17,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -80,8 +81,9 @@ class RolloutRows:
 class RunLog:
     """Writes the record of a run; a context manager.
 
-    Every line is flushed when its step is logged. Log step ``s`` *before* checkpoint ``s`` is written: then whatever a resumed
-    run finds beyond its checkpoint is cut off, and its files equal those of an uninterrupted run.
+    A thread of its own writes, so that the next step need not wait. Call ``settle`` between logging step ``s`` and writing
+    checkpoint ``s``: then whatever a resumed run finds beyond its checkpoint is cut off, and its files equal those of an
+    uninterrupted run.
 
     Args:
         folder: The run folder; made if missing.
@@ -116,6 +118,8 @@ class RunLog:
         self._last_step = -1 if resume_step is None else resume_step
         if not enabled:
             return
+        self._writer = ThreadPoolExecutor(1, "run_log")
+        self._writing: Future[None] | None = None
         folder.mkdir(parents=True, exist_ok=True)
         for name in (METRICS_FILE, ROLLOUTS_FILE):
             _cut_after(folder / name, self._last_step)
@@ -137,6 +141,19 @@ class RunLog:
         """Ends the progress line and closes the files; called on leaving the context."""
         if not self._enabled:
             return
+        try:
+            self.settle()
+        finally:
+            self._close()
+
+    def settle(self) -> None:
+        """Waits until every logged step is on disk; raises what went wrong in writing it."""
+        if self._enabled and self._writing is not None:
+            writing, self._writing = self._writing, None
+            writing.result()
+
+    def _close(self) -> None:
+        self._writer.shutdown()
         if self._progress:
             self._progress.close()
         self._metrics.close()
@@ -146,13 +163,14 @@ class RunLog:
 
     def say(self, text: str) -> None:
         """Prints a line above the progress line; silent where progress is."""
+        self.settle()
         if self._enabled and self._progress:
             self._progress.say(text)
 
     def log_step(
         self, step: int, metrics: Mapping[str, Number], *, wall_seconds: float, rollouts: RolloutRecords | None = None
     ) -> None:
-        """Writes one step to every sink, and flushes.
+        """Has one step written to every sink and flushed; returns before it is, and waits for the step before.
 
         Args:
             step: Optimiser steps taken; 0 is the untrained policy. Must grow from call to call.
@@ -163,6 +181,7 @@ class RunLog:
         Raises:
             ValueError: The step does not grow, or a metric takes a reserved name.
             TypeError: A metric is not a plain number (a device array must be fetched first).
+            OSError: The step before could not be written.
         """
         if not self._enabled:
             return
@@ -174,12 +193,16 @@ class RunLog:
         row |= {name: _plain(value, name) for name, value in metrics.items()}
         if nonfinite := sum(value is None for value in row.values()):
             row["log/nonfinite"] = nonfinite
+        self._last_step = step
+        self.settle()
+        self._writing = self._writer.submit(self._write, step, row, rollouts)
+
+    def _write(self, step: int, row: Mapping[str, float | None], rollouts: RolloutRecords | None) -> None:
         if rollouts is not None:
             self._rollouts.writelines(_line(r) for r in _rollout_rows(step, rollouts, self._texts_per_step))
             self._rollouts.flush()
         self._metrics.write(_line(row))
         self._metrics.flush()
-        self._last_step = step
         self._write_events(step, row)
         if self._progress:
             self._progress.show(row)

@@ -142,11 +142,31 @@ def test_texts_per_step_below_minus_1_is_refused(tmp_path):
         open_log(tmp_path, texts_per_step=-2)
 
 
-def test_every_step_is_on_disk_before_the_next(tmp_path):
+def test_every_step_is_on_disk_once_the_log_has_settled(tmp_path):
     with open_log(tmp_path) as log:
         log_steps(log, [0, 1])
+        log.settle()
         assert len(rows(tmp_path)) == 2
         assert len(rollout_rows(tmp_path)) == P * N
+        log.settle()
+
+
+def test_a_step_that_cannot_be_written_is_an_error_of_the_next_and_of_the_checkpoint(tmp_path, monkeypatch):
+    with open_log(tmp_path) as log:
+        log_steps(log, [0])
+        log.settle()
+        monkeypatch.setattr("pods_jax.run_log._line", no_space)
+        log.log_step(1, {"reward/mean": 0.5}, wall_seconds=1.0)
+        with pytest.raises(OSError, match="No space left"):
+            log.settle()
+        log.log_step(2, {"reward/mean": 0.5}, wall_seconds=2.0)
+        with pytest.raises(OSError, match="No space left"):
+            log.log_step(3, {"reward/mean": 0.5}, wall_seconds=3.0)
+    assert [row["step"] for row in rows(tmp_path)] == [0]
+
+
+def no_space(row):
+    raise OSError("No space left on device")
 
 
 @pytest.mark.parametrize("torn", ["", '{"step": 5, "wall_sec', '{"step": 5}', "\x00\x00\n"])
