@@ -78,8 +78,8 @@ def plan_update(
     count = max(map(len, dealt))
     most = prompts // shards * kept // math.prod(shape)  # micro-batches when nothing is left out
     groups = shape[0]
-    # Leaving prompts out is worth programs of its own only where they weigh beside the completions.
-    if sizes and most == 1 and 10 * prompt_length > shape[1] * steps:
+    # With few sizes, leaving groups out of attention and prompts is worth one only where prompts weigh beside completions.
+    if sizes and most == 1 and (sizes > 1 or 10 * prompt_length > shape[1] * steps):
         groups = _fitting(max((len(micro) for micros in dealt for micro in micros), default=1), allowed_sizes(groups, 1, 1))
     group_ISG = np.full((most, shards, groups), -1, np.int32)
     rollout_ISGW = np.full((most, shards, groups, shape[1]), -1, np.int32)
@@ -89,7 +89,10 @@ def plan_update(
             for g, (group, rollouts) in enumerate(micro):
                 group_ISG[i, s, g], rollout_ISGW[i, s, g, : len(rollouts)] = group, rollouts
             places = max(places, sum(int(tokens_SGM[s, group, rollouts].sum()) for group, rollouts in micro))
-    places = _fitting(places, allowed_sizes(groups * shape[1] * steps, tile, sizes)) if sizes else 0
+    padded = groups * shape[1] * steps
+    places = _fitting(places, allowed_sizes(padded, tile, sizes)) if sizes else padded
+    # Packed to their full size they would only be copied.
+    places = 0 if places == padded else places
     return UpdatePlan(group_ISG, rollout_ISGW, np.int32(count), places)  # type: ignore[arg-type]
 
 
