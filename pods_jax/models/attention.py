@@ -8,6 +8,7 @@ are what a CPU and a TPU disagree about. All scores are float32.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import jax
@@ -74,21 +75,23 @@ def completion_attention(
 class DecodeForm:
     """How one backend lays out the caches of one layer, and attends with one new token per rollout.
 
-    The caches are read-only while a token passes through the layers; its keys and values are written afterwards (`write`),
-    so that no layer has to wait for an updated copy of its cache.
+    When the token's keys and values are written decides whether the compiler keeps the caches in place. On matrix units the
+    caches are read-only while the token passes through the layers, and written afterwards (`write`), so that no layer waits for
+    an updated copy of its cache. On a CPU they are written before they are read (in `attend`): a later write would not be
+    ordered after the reading, and the compiler would copy every cache at every token.
 
     Attributes:
         prompt_cache: ``(k_PLKH, v_PLKH) -> prompt cache``.
         empty_cache: ``(prompts, rollouts, capacity, kv_heads, head_size, dtype) -> own cache``.
-        attend: ``(q_PNQH, k_PNKH, v_PNKH, prompt cache, prompt_length_P, own cache, filled) -> out_PNQH``: over the prompt,
-            the first ``filled`` own tokens and the token itself.
-        write: ``(own cache, k_PNKH, v_PNKH, slot) -> own cache``.
+        attend: ``(q_PNQH, k_PNKH, v_PNKH, prompt cache, prompt_length_P, own cache, filled) -> (out_PNQH, new)``: over the
+            prompt, the first ``filled`` own tokens and the token itself; ``new`` is what ``write`` takes.
+        write: ``(own cache, new, slot) -> own cache``.
         grow: ``(own cache, capacity) -> own cache`` with room for more tokens.
     """
 
     prompt_cache: Callable[..., Any]
     empty_cache: Callable[..., Any]
-    attend: Callable[..., Array]
+    attend: Callable[..., tuple[Array, Any]]
     write: Callable[..., Any]
     grow: Callable[[Any, int], Any]
 
@@ -96,22 +99,19 @@ class DecodeForm:
 def _merge(
     on_prompt: Float[Array, "P N K G L"],
     on_own: Float[Array, "P N K G S"],
-    on_self: Float[Array, "P N K G"],
+    on_self: Float[Array, "P N K G"] | None,
     length_P: Int[Array, "P"],
     filled: Int[Array, ""],
-) -> tuple[Array, Array, Array]:
-    """Softmax over the three parts of one row of scores, each part returned apart; what is not there yet is hidden."""
+) -> tuple[Array, ...]:
+    """Softmax over the parts of one row of scores, each part returned apart; what is not there yet is hidden."""
     in_prompt = jnp.arange(on_prompt.shape[-1])[None, :] < length_P[:, None]
     on_prompt = jnp.where(in_prompt[:, None, None, None, :], on_prompt, HIDDEN)
     on_own = jnp.where((jnp.arange(on_own.shape[-1]) < filled)[None, None, None, None, :], on_own, HIDDEN)
-    peak = jnp.maximum(jnp.maximum(on_prompt.max(axis=-1), on_own.max(axis=-1)), on_self)
-    e_prompt, e_own, e_self = (
-        jnp.exp(on_prompt - peak[..., None]),
-        jnp.exp(on_own - peak[..., None]),
-        jnp.exp(on_self - peak),
-    )
-    scale = 1.0 / (e_prompt.sum(axis=-1) + e_own.sum(axis=-1) + e_self)
-    return e_prompt * scale[..., None], e_own * scale[..., None], e_self * scale
+    parts = [on_prompt, on_own] if on_self is None else [on_prompt, on_own, on_self[..., None]]
+    peak = reduce(jnp.maximum, (part.max(axis=-1, keepdims=True) for part in parts))
+    parts = [jnp.exp(part - peak) for part in parts]
+    scale = 1.0 / sum(part.sum(axis=-1, keepdims=True) for part in parts)
+    return tuple(part * scale for part in parts)
 
 
 # --- matrix units (TPU, GPU): batched dots over [P, N, S, K, H] --------------------------------------------------------------
@@ -136,7 +136,7 @@ def _dots_attend(
     length_P: Array,
     own: Cache,
     filled: Array,
-) -> Array:
+) -> tuple[Array, Cache]:
     q = _grouped(q_PNQH, k_PNKH.shape[2])
     on_prompt = _einsum("pnkgh,pskh->pnkgs", q, prompt[0])
     on_own = _einsum("pnkgh,pnskh->pnkgs", q, own[0])
@@ -144,11 +144,11 @@ def _dots_attend(
     w_prompt, w_own, w_self = _merge(on_prompt, on_own, on_self, length_P, filled)
     out = _einsum("pnkgs,pskh->pnkgh", w_prompt.astype(v_PNKH.dtype), prompt[1])
     out = out + _einsum("pnkgs,pnskh->pnkgh", w_own.astype(v_PNKH.dtype), own[1])
-    out = out + w_self[..., None] * v_PNKH[:, :, :, None, :].astype(jnp.float32)
-    return out.reshape(q_PNQH.shape).astype(q_PNQH.dtype)
+    out = out + w_self * v_PNKH[:, :, :, None, :].astype(jnp.float32)
+    return out.reshape(q_PNQH.shape).astype(q_PNQH.dtype), (k_PNKH, v_PNKH)
 
 
-def _dots_write(own: Cache, k_PNKH: Array, v_PNKH: Array, slot: Array) -> tuple[Array, Array]:
+def _dots_write(own: Cache, new: Cache, slot: Array) -> Cache:
     capacity = own[0].shape[2]
     tile = min(WRITE_TILE, capacity)
     start = jnp.minimum(slot // tile * tile, capacity - tile)
@@ -159,7 +159,7 @@ def _dots_write(own: Cache, k_PNKH: Array, v_PNKH: Array, slot: Array) -> tuple[
         after = jnp.where(here, new[:, :, None].astype(cache.dtype), before)
         return jax.lax.dynamic_update_slice_in_dim(cache, after, start, axis=2)
 
-    return put(own[0], k_PNKH), put(own[1], v_PNKH)
+    return put(own[0], new[0]), put(own[1], new[1])
 
 
 def _dots_grow(own: Cache, capacity: int) -> tuple[Array, Array]:
@@ -202,20 +202,18 @@ def _rows_attend(
     length_P: Array,
     own: Cache,
     filled: Array,
-) -> Array:
+) -> tuple[Array, Cache]:
     q = _grouped(q_PNQH, k_PNKH.shape[2]).astype(jnp.float32)
+    own = _rows_put(own, k_PNKH, v_PNKH, filled)
     alone = q.shape[1] == 1  # a prompt of one rollout is a cache like its own
     on_prompt = _rows_scores(q, prompt[0][:, None]) if alone else _einsum("pnkgh,pkhs->pnkgs", q, prompt[0])
-    on_own = _rows_scores(q, own[0])
-    on_self = jnp.sum(q * k_PNKH[:, :, :, None].astype(jnp.float32), axis=-1)
-    w_prompt, w_own, w_self = _merge(on_prompt, on_own, on_self, length_P, filled)
+    w_prompt, w_own = _merge(on_prompt, _rows_scores(q, own[0]), None, length_P, filled + 1)
     out = _rows_values(w_prompt, prompt[1][:, None]) if alone else _einsum("pnkgs,pksh->pnkgh", w_prompt, prompt[1])
     out = out + _rows_values(w_own, own[1])
-    out = out + w_self[..., None] * v_PNKH[:, :, :, None, :].astype(jnp.float32)
-    return out.reshape(q_PNQH.shape).astype(q_PNQH.dtype)
+    return out.reshape(q_PNQH.shape).astype(q_PNQH.dtype), own
 
 
-def _rows_write(own: Cache, k_PNKH: Array, v_PNKH: Array, slot: Array) -> tuple[Array, Array]:
+def _rows_put(own: Cache, k_PNKH: Array, v_PNKH: Array, slot: Array) -> Cache:
     keys, values = own
     put = jax.lax.dynamic_update_slice_in_dim
     return (
@@ -232,7 +230,7 @@ def _rows_grow(own: Cache, capacity: int) -> tuple[Array, Array]:
 
 DECODE_FORMS: dict[str, DecodeForm] = {
     "dots": DecodeForm(lambda k, v: (k, v), _dots_empty, _dots_attend, _dots_write, _dots_grow),
-    "rows": DecodeForm(_rows_prompt, _rows_empty, _rows_attend, _rows_write, _rows_grow),
+    "rows": DecodeForm(_rows_prompt, _rows_empty, _rows_attend, lambda own, new, slot: new, _rows_grow),
 }
 
 

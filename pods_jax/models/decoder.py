@@ -167,14 +167,14 @@ class Decoder(nnx.Module):
         def layer(x, w, caches):
             prompt, own = caches
             q, k, v = self._project(w, x, tables)
-            out = form.attend(q, k, v, prompt, prompt_length_P, own, filled)
-            return constrain(self._close(w, x, out), ("prompts", "rollouts", "width")), (k, v)
+            out, new = form.attend(q, k, v, prompt, prompt_length_P, own, filled)
+            return constrain(self._close(w, x, out), ("prompts", "rollouts", "width")), new
 
         x, new = self._through_layers(layer, self._embed(token_PN), weights.layers, (prompt_cache, cache))
         if self.unroll:
-            cache = tuple(form.write(own, k, v, filled) for own, (k, v) in zip(cache, new, strict=True))
+            cache = tuple(form.write(*layer, filled) for layer in zip(cache, new, strict=True))
         else:
-            cache = jax.vmap(form.write, in_axes=(0, 0, 0, None))(cache, *new, filled)
+            cache = jax.vmap(form.write, in_axes=(0, 0, None))(cache, new, filled)
         return _logits(self._final(x), weights.head_DV), cache
 
     def empty_cache(self, prompts: int, rollouts: int, capacity: int) -> Any:

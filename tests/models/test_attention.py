@@ -89,6 +89,13 @@ def token():
     )
 
 
+def put(form, cache, k, v, slot):
+    """The cache once a token of these keys and values has passed."""
+    q, prompt = jnp.zeros((P, N, Q, H), k.dtype), jnp.zeros((P, L, K, H), k.dtype)
+    _, new = form.attend(q, k, v, form.prompt_cache(prompt, prompt), LENGTH, cache, jnp.int32(slot))
+    return form.write(cache, new, jnp.int32(slot))
+
+
 def written(form, history, filled, capacity, dtype=jnp.float32):
     """A cache made as the engine makes it: token by token, grown on the way where the capacity allows."""
     cache = form.empty_cache(P, N, min(3, capacity), K, H, dtype)
@@ -96,7 +103,7 @@ def written(form, history, filled, capacity, dtype=jnp.float32):
     for slot in range(filled):
         if slot == 3:
             cache = form.grow(cache, capacity)
-        cache = form.write(cache, *(a[:, :, slot] for a in history), jnp.int32(slot))
+        cache = put(form, cache, *(a[:, :, slot] for a in history), slot)
     return form.grow(cache, capacity) if filled <= 3 else cache
 
 
@@ -106,8 +113,8 @@ def test_a_new_token_attends_to_prompt_history_and_itself(name, filled, prompt, 
     form = DECODE_FORMS[name]
     _, prompt_k, prompt_v = prompt
     (q, k, v), history = token
-    cache = written(form, history, filled, S)
-    out = form.attend(q, k, v, form.prompt_cache(prompt_k, prompt_v), LENGTH, cache, jnp.int32(filled))
+    cache = written(form, history, filled, S + 1)
+    out, _ = form.attend(q, k, v, form.prompt_cache(prompt_k, prompt_v), LENGTH, cache, jnp.int32(filled))
     assert out.shape == q.shape
     for p, n in np.ndindex(P, N):
         seen = [
@@ -125,11 +132,11 @@ def test_padding_of_the_prompt_and_empty_slots_change_nothing(name, prompt, toke
     cache = form.empty_cache(P, N, S, K, H, jnp.float32)
     garbage = jax.tree.map(lambda a: jnp.full_like(a, -1e4), cache)
     for slot in range(4):
-        cache, garbage = (form.write(c, *(a[:, :, slot] for a in history), jnp.int32(slot)) for c in (cache, garbage))
+        cache, garbage = (put(form, c, *(a[:, :, slot] for a in history), slot) for c in (cache, garbage))
     valid = jnp.arange(L)[None] < LENGTH[:, None]
-    clean = form.attend(q, k, v, form.prompt_cache(prompt_k, prompt_v), LENGTH, cache, jnp.int32(4))
+    clean, _ = form.attend(q, k, v, form.prompt_cache(prompt_k, prompt_v), LENGTH, cache, jnp.int32(4))
     dirty_prompt = form.prompt_cache(scrambled(prompt_k, valid), scrambled(prompt_v, valid, -1e4))
-    np.testing.assert_array_equal(form.attend(q, k, v, dirty_prompt, LENGTH, garbage, jnp.int32(4)), clean)
+    np.testing.assert_array_equal(form.attend(q, k, v, dirty_prompt, LENGTH, garbage, jnp.int32(4))[0], clean)
 
 
 @pytest.mark.parametrize("name", DECODE_FORMS)
@@ -137,12 +144,12 @@ def test_growing_keeps_the_written_tokens(name, prompt, token):
     form = DECODE_FORMS[name]
     _, prompt_k, prompt_v = prompt
     new, history = token
-    cache = written(form, history, 5, 5)
+    cache = written(form, history, 5, 6)
     args = (*new, form.prompt_cache(prompt_k, prompt_v), LENGTH)
-    grown = form.attend(*args, form.grow(cache, 13), jnp.int32(5))
-    np.testing.assert_allclose(grown, form.attend(*args, cache, jnp.int32(5)), atol=1e-6)
+    grown, _ = form.attend(*args, form.grow(cache, 13), jnp.int32(5))
+    np.testing.assert_allclose(grown, form.attend(*args, cache, jnp.int32(5))[0], atol=1e-6)
     sizes = [sum(a.size for a in jax.tree.leaves(c)) for c in (cache, form.grow(cache, 13))]
-    assert sizes == [2 * P * N * K * H * capacity for capacity in (5, 13)]
+    assert sizes == [2 * P * N * K * H * capacity for capacity in (6, 13)]
 
 
 @pytest.mark.parametrize("tile", [1, 4, S, 128])
@@ -155,7 +162,7 @@ def test_a_write_lands_in_its_slot_and_moves_nothing_else(name, tile, token, mon
     empty = form.empty_cache(P, N, S, K, H, jnp.float32)
     filler = [normal(*cache.shape, seed=seed) for seed, cache in enumerate(empty)]
     for slot in range(S):
-        written_now = form.write(tuple(filler), k, v, jnp.int32(slot))
+        written_now = put(form, tuple(filler), k, v, slot)
         for new, before, after, axis in zip((k, v), filler, written_now, token_axes, strict=True):
             after, before = (np.moveaxis(np.asarray(a), axis, 0) for a in (after, before))
             np.testing.assert_array_equal(after[slot], new)
@@ -168,7 +175,7 @@ def test_huge_scores_of_any_part_are_stable(name, prompt, token):
     _, prompt_k, prompt_v = prompt
     (q, k, v), history = token
     cache = written(form, history, 4, S)
-    out = form.attend(300 * q, k, v, form.prompt_cache(prompt_k, prompt_v), LENGTH, cache, jnp.int32(4))
+    out, _ = form.attend(300 * q, k, v, form.prompt_cache(prompt_k, prompt_v), LENGTH, cache, jnp.int32(4))
     for p, n in np.ndindex(P, N):
         seen = [
             np.concatenate([a[p, : LENGTH[p]], b[p, n, :4], c[p, n][None]])
@@ -185,8 +192,8 @@ def test_scores_of_bfloat16_heads_are_float32(name):
     # Values of 1 for the first own token and 0 elsewhere: the result is that token's weight.
     v, prompt = jnp.zeros((P, N, K, H), dtype), jnp.zeros((P, L, K, H), dtype)
     history = normal(P, N, S, K, H, seed=9, dtype=dtype), jnp.zeros((P, N, S, K, H), dtype).at[:, :, 0].set(1)
-    cache = written(form, history, S, S, dtype)
-    out = form.attend(q, k, v, form.prompt_cache(prompt, prompt), LENGTH, cache, jnp.int32(S))
+    cache = written(form, history, S, S + 1, dtype)
+    out, _ = form.attend(q, k, v, form.prompt_cache(prompt, prompt), LENGTH, cache, jnp.int32(S))
     assert out.dtype == dtype
     scaled = np.asarray(q * H**-0.5, np.float64) * np.sqrt(H)  # every form rounds the scaled queries once
     for p, n in np.ndindex(P, N):

@@ -15,7 +15,7 @@ from pods_jax.models.decoder import Decoder
 from pods_jax.models.logprob import token_logp
 from pods_jax.models.spec import DecoderSpec
 from pods_jax.rollout.compaction import Rows, plan
-from pods_jax.rollout.engine import MAX_EOS_IDS, RolloutEngine, eos_array, rollout_keys
+from pods_jax.rollout.engine import MAX_EOS_IDS, RolloutEngine, Stop, eos_array, rollout_keys
 from pods_jax.rollout.sampling import effective_temperature, sampling_params
 from pods_jax.sharding import ROLLOUT_TABLE, make_mesh, named_sharding, replicate, to_global, to_local
 from pods_jax.types import PromptBatch
@@ -419,6 +419,17 @@ def test_the_engine_asks_for_no_transfer_that_its_caller_did_not_make(free):
     with jax.transfer_guard_host_to_device("disallow"), jax.transfer_guard_device_to_host("disallow"):
         rollouts = to_local(engine(params, PROMPTS, key, sampling))
     np.testing.assert_array_equal(rollouts.tokens_PNC, free.tokens_PNC)
+
+
+def test_no_cache_is_copied_at_a_token():
+    engine = make_engine()
+    state, shared = engine.prefill(decoder_params(), PROMPTS, jax.random.key(0), sampling_params(**WARM), engine._eos)
+    stop = Stop(np.int32(0), np.int32(0))  # type: ignore[arg-type]
+    args = (decoder_params(), state, shared, sampling_params(**WARM), engine._eos, stop)
+    text = str(engine.decode[7].lower(*args).compile().as_text())
+    shapes = {",".join(map(str, leaf.shape)) for leaf in jax.tree.leaves(state.cache)}
+    assert all(f"f32[{shape}]" in text for shape in shapes)
+    assert not [line for shape in shapes for line in re.findall(rf"f32\[{shape}\]\S* copy\(.*", text)]
 
 
 # --- sizes and ids
