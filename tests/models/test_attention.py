@@ -89,8 +89,9 @@ def token():
     )
 
 
-def put(form, cache, k, v, slot):
+def put(form, cache, token, slot):
     """The cache once a token of these keys and values has passed."""
+    k, v = token
     q, prompt = jnp.zeros((P, N, Q, H), k.dtype), jnp.zeros((P, L, K, H), k.dtype)
     _, new = form.attend(q, k, v, form.prompt_cache(prompt, prompt), LENGTH, cache, jnp.int32(slot))
     return form.write(cache, new, jnp.int32(slot))
@@ -103,7 +104,7 @@ def written(form, history, filled, capacity, dtype=jnp.float32):
     for slot in range(filled):
         if slot == 3:
             cache = form.grow(cache, capacity)
-        cache = put(form, cache, *(a[:, :, slot] for a in history), slot)
+        cache = put(form, cache, [a[:, :, slot] for a in history], slot)
     return form.grow(cache, capacity) if filled <= 3 else cache
 
 
@@ -132,7 +133,7 @@ def test_padding_of_the_prompt_and_empty_slots_change_nothing(name, prompt, toke
     cache = form.empty_cache(P, N, S, K, H, jnp.float32)
     garbage = jax.tree.map(lambda a: jnp.full_like(a, -1e4), cache)
     for slot in range(4):
-        cache, garbage = (put(form, c, *(a[:, :, slot] for a in history), slot) for c in (cache, garbage))
+        cache, garbage = (put(form, c, [a[:, :, slot] for a in history], slot) for c in (cache, garbage))
     valid = jnp.arange(L)[None] < LENGTH[:, None]
     clean, _ = form.attend(q, k, v, form.prompt_cache(prompt_k, prompt_v), LENGTH, cache, jnp.int32(4))
     dirty_prompt = form.prompt_cache(scrambled(prompt_k, valid), scrambled(prompt_v, valid, -1e4))
@@ -162,7 +163,7 @@ def test_a_write_lands_in_its_slot_and_moves_nothing_else(name, tile, token, mon
     empty = form.empty_cache(P, N, S, K, H, jnp.float32)
     filler = [normal(*cache.shape, seed=seed) for seed, cache in enumerate(empty)]
     for slot in range(S):
-        written_now = put(form, tuple(filler), k, v, slot)
+        written_now = put(form, tuple(filler), (k, v), slot)
         for new, before, after, axis in zip((k, v), filler, written_now, token_axes, strict=True):
             after, before = (np.moveaxis(np.asarray(a), axis, 0) for a in (after, before))
             np.testing.assert_array_equal(after[slot], new)
