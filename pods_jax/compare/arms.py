@@ -129,6 +129,9 @@ class CompareConfig(Config):
             raise ConfigError("compare.arms=none leaves nothing to compare: give compare.imports")
 
 
+UPDATE_SIZES = 2
+
+
 def out_folder(config: CompareConfig) -> Path:
     """Folder of the comparison."""
     return Path(config.compare.out or Path(config.run.dir) / "compare" / config.run.name)
@@ -161,6 +164,8 @@ def arm_configs(config: CompareConfig, device_count: int) -> dict[str, Config]:
         "log.tensorboard": False,
         "eval.every": config.compare.eval_every,
         "run.dir": str(out_folder(config)),
+        # Compiling is not timed, so no arm has a reason to train padding.
+        "update.sizes": UPDATE_SIZES if config.update.sizes is None else config.update.sizes,
     }
     configs: dict[str, Config] = {}
     for name, arm in arms_of(config).items():

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Int
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 
 def completion_texts(
@@ -13,5 +13,12 @@ def completion_texts(
     """Text of each completion up to its length, special tokens (EOS among them) left out."""
     prompts, rollouts, _ = tokens_PNC.shape
     rows = [tokens_PNC[p, n, : length_PN[p, n]].tolist() for p in range(prompts) for n in range(rollouts)]
-    texts: Sequence[str] = tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    texts = _decoded(tokenizer, rows)
     return [list(texts[p * rollouts : (p + 1) * rollouts]) for p in range(prompts)]
+
+
+def _decoded(tokenizer: PreTrainedTokenizerBase, rows: list[list[int]]) -> Sequence[str]:
+    if isinstance(tokenizer, PreTrainedTokenizerFast):
+        # What batch_decode comes to, on all cores and without its look at the type of every token.
+        return tokenizer.backend_tokenizer.decode_batch(rows, skip_special_tokens=True)
+    return tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False)

@@ -40,3 +40,14 @@ def test_eos_and_padding_leave_no_trace(tokenizer):
 def test_spaces_before_punctuation_are_kept(tokenizer):
     written = [["1 , 2 . 3 ?", "4 :"]]
     assert completion_texts(tokenizer, *completions(tokenizer, written, 11, "0")) == written
+
+
+def test_any_tokens_read_as_the_tokenizer_reads_them(tokenizer):
+    rng = np.random.default_rng(0)
+    tokens_PNC = rng.integers(0, len(tokenizer), (3, 20, 11)).astype(np.int32)
+    length_PN = rng.integers(0, 12, (3, 20)).astype(np.int32)
+    for texts_N, tokens_NC, length_N in zip(
+        completion_texts(tokenizer, tokens_PNC, length_PN), tokens_PNC, length_PN, strict=True
+    ):
+        rows = [row[:length].tolist() for row, length in zip(tokens_NC, length_N, strict=True)]
+        assert texts_N == tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False)
