@@ -16,7 +16,7 @@ from pods_jax.config import Config, RolloutConfig, SelectionConfig, UpdateConfig
 from pods_jax.fields import ConfigError
 
 # What every arm's run has otherwise than a training run of its own.
-COMMON = {"run.export", "run.dir", "log.progress", "log.tensorboard", "eval.every", "update.micro_batch"}
+COMMON = {"update.sizes", "run.export", "run.dir", "log.progress", "log.tensorboard", "eval.every", "update.micro_batch"}
 
 
 def configured(*argv):
