@@ -7,8 +7,8 @@ each), ``logits`` are rows of the output head. Norms, rotary positions, softmax 
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +52,11 @@ def update_work(prompts: int, m: int, length: int, steps: int, *, causal: bool =
     pairs = _causal_pairs if causal else lambda tokens: tokens**2
     own_pairs = m * (steps * length + pairs(steps))
     return Work(prompts * (length + m * steps), prompts * (pairs(length) + own_pairs), prompts * m * steps)
+
+
+def added(works: Sequence[Work], shared: Work, copies: int) -> Work:
+    """The sum of works, of which ``copies`` count something ``shared`` once too often."""
+    return Work(*(sum(getattr(w, f.name) for w in works) - copies * getattr(shared, f.name) for f in fields(Work)))
 
 
 def _causal_pairs(tokens: int) -> int:

@@ -2,8 +2,8 @@
 
 Without options: the shape on which other trainers' samplers were measured, 64 rollouts of 32 prompt and 128 new tokens with a
 random Qwen2 (vocabulary 512, width 256, 4 layers, 4 query and 2 key-value heads, feed-forward 1024, float32), as 4 prompts of
-16 rollouts. No completion ends before its limit, unless --lengths draws lengths as real completions have them, of the mean
---mean_length; the same lengths are drawn in every turn.
+16 rollouts. No completion ends before its limit, unless --lengths.distribution draws lengths as real completions have them, the
+same in every turn.
 
 floor_fraction is the floor divided by the measured wall seconds. The floor is the larger of two: the FLOPs at the speed of the
 same matrix products with nothing between them, and the bytes at the speed of passes over a buffer of one step's bytes. Both
@@ -11,22 +11,21 @@ are measured in turns with the rollout.
 """
 
 import itertools
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from pods_jax.bench.floors import Work, forward_flops, matmul_probe, memory_probe, rollout_bytes, rollout_work
+from pods_jax.bench.floors import Work, added, forward_flops, matmul_probe, memory_probe, rollout_bytes, rollout_work
+from pods_jax.bench.lengths import LengthOptions
 from pods_jax.bench.measure import SPREAD_COLUMNS, WHOLE, alternate, print_table, spread_cells, warm_up
 from pods_jax.bench.workload import ModelOptions, ShapeOptions, policy
-from pods_jax.fields import Checked, ConfigError, Count, CountOrZero, NonNegative, PositiveFraction, Seed
+from pods_jax.fields import Checked, ConfigError, Count, CountOrZero, NonNegative, Seed
 from pods_jax.rollout.sampling import sampling_params
 from pods_jax.sharding import to_global
-
-SIGMA = 0.5
 
 
 @dataclass(frozen=True)
@@ -43,10 +42,7 @@ class RolloutOptions(Checked):
     """Tokens of each prompt (L)."""
     completion_length: Count = 128
     """Most tokens generated for a rollout (C)."""
-    lengths: Literal["fixed", "geometric", "lognormal"] = "fixed"
-    """Distribution of the lengths: all at the limit, or drawn and cut at it (lognormal with sigma 0.5)."""
-    mean_length: PositiveFraction = 0.4
-    """Mean of the drawn lengths before they are cut, as a fraction of completion_length."""
+    lengths: LengthOptions = field(default_factory=LengthOptions)
     temperature: NonNegative = 1.0
     """Sampling temperature; 0 is greedy."""
     chunk: CountOrZero = 0
@@ -62,29 +58,16 @@ class RolloutOptions(Checked):
             raise ConfigError(f"completion_length={self.completion_length} leaves nothing to decode; at least 2")
 
 
-def draw_lengths(options: RolloutOptions) -> Int[np.ndarray, "P N"]:
-    """Tokens of each rollout."""
-    rng, shape, most = np.random.default_rng(options.seed), (options.prompts, options.n), options.completion_length
-    mean = options.mean_length * most
-    drawn = {
-        "fixed": lambda: np.full(shape, most),
-        "geometric": lambda: rng.geometric(1 / max(mean, 1.0), shape),
-        "lognormal": lambda: np.rint(rng.lognormal(np.log(mean) - SIGMA**2 / 2, SIGMA, shape)),
-    }[options.lengths]()
-    return np.clip(drawn, 1, most).astype(np.int32)
-
-
 def work_of(length_PN: Int[np.ndarray, "P N"], prompt_length: int) -> Work:
     """Work of generating completions of these lengths: each prompt once, and what each rollout adds to it."""
     prompt = rollout_work(1, 1, prompt_length, 1)
     alone = [rollout_work(1, 1, prompt_length, int(length)) for length in length_PN.flat]
-    extra = len(alone) - len(length_PN)
-    return Work(*(sum(getattr(w, f.name) for w in alone) - extra * getattr(prompt, f.name) for f in fields(Work)))
+    return added(alone, prompt, len(alone) - len(length_PN))
 
 
 def run(options: RolloutOptions) -> dict[str, Any]:
     """Measures, prints the table, and returns the result."""
-    length_PN = draw_lengths(options)
+    length_PN = options.lengths.draw((options.prompts, options.n), options.completion_length, options.seed)
     longest, mean = int(length_PN.max()), max(2, round(float(length_PN.mean())))
     with policy(options.model, options.shape) as model:
         spec, dtype = model.spec, jnp.dtype(options.model.compute_dtype)
@@ -115,7 +98,7 @@ def run(options: RolloutOptions) -> dict[str, Any]:
         "n": options.n,
         "prompt_length": options.prompt_length,
         "completion_length": options.completion_length,
-        "lengths": options.lengths,
+        "lengths": options.lengths.distribution,
         "mean_length": float(length_PN.mean()),
         "padding_fraction": 1 - (tokens - length_PN.size) / decoded_rows,
         "tokens_per_second": tokens / rollout.seconds,

@@ -24,12 +24,14 @@ class UpdateCut(Checked, key="update"):
     """Recompute each layer's activations in the backward pass."""
     logit_chunk: Count = 4_194_304
     """Most logits computed at once."""
+    sizes: CountOrZero = 3
+    """Sizes from one half to the next that a packed update may have; 0 trains all padding."""
 
 
 def make_learner(model: Policy, cut: UpdateCut) -> tuple[Learner, Callable[[], TrainState]]:
     """The learner with the default loss and optimiser, and a function that makes a new state with its own buffers."""
     optimizer = make_optimizer(OptimizerConfig(), steps=1)
-    settings = replace(UpdateSettings(), micro_batch=cut.micro_batch, chunk_logits=cut.logit_chunk)
+    settings = replace(UpdateSettings(), micro_batch=cut.micro_batch, chunk_logits=cut.logit_chunk, sizes=cut.sizes)
     learner = Learner(model.architecture.graph, optimizer, lookup_loss("grpo"), settings)
     # The update donates its state, so each state needs parameters of its own.
     return learner, lambda: init_state(jax.tree.map(jnp.copy, model.params), optimizer=optimizer)

@@ -2,7 +2,8 @@
 
 The floor is three forwards (one forward, and a backward of twice its cost) over prompt_length + m * completion_length tokens of
 each group, at the speed of the same matrix products with nothing between them. "concatenated" is what a batch with copied
-prompts would have to multiply: m * (prompt_length + completion_length) tokens.
+prompts would have to multiply: m * (prompt_length + completion_length) tokens. With --lengths.distribution completions are as
+long as drawn, the floor is of their tokens, and the same update with all its padding is measured in turns.
 """
 
 import time
@@ -12,8 +13,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int
 
-from pods_jax.bench.floors import forward_flops, matmul_probe, update_work
+from pods_jax.bench.floors import Work, added, forward_flops, matmul_probe, update_work
+from pods_jax.bench.lengths import LengthOptions
 from pods_jax.bench.measure import SPREAD_COLUMNS, WHOLE, alternate, print_table, spread_cells, warm_up
 from pods_jax.bench.training import UpdateCut, make_learner
 from pods_jax.bench.workload import ModelOptions, Policy, ShapeOptions, policy
@@ -21,6 +24,7 @@ from pods_jax.config import ConfigError, micro_batch_sizes
 from pods_jax.fields import Checked, Count, Seed
 from pods_jax.sharding import to_global
 from pods_jax.types import KeptBatch
+from pods_jax.update_plan import padding_fraction, place_plan
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,8 @@ class UpdateOptions(Checked):
     prompt_length: Count = 32
     """Tokens of each prompt (L)."""
     completion_length: Count = 128
-    """Tokens of each completion (C)."""
+    """Most tokens of a completion (C)."""
+    lengths: LengthOptions = field(default_factory=LengthOptions)
     repeats: Count = 5
     """Measured updates after the warm-up."""
     seed: Seed = 0
@@ -65,35 +70,51 @@ def check_cut(cut: UpdateCut, prompts: int, kept: int) -> None:
 def run(options: UpdateOptions) -> dict[str, Any]:
     """Measures, prints the table, and returns the result."""
     shape = (options.prompts, options.m, options.prompt_length, options.completion_length)
+    prompts, m, length, steps = shape
+    length_PM = options.lengths.draw((prompts, m), steps, options.seed)
+    varied = bool((length_PM < steps).any())
     with policy(options.model, options.shape, remat=options.update.remat) as model:
-        work = update_work(*shape)
+        work = work_of(length_PM, length)
         learner, new_state = make_learner(model, options.update)
-        kept = random_kept(model, options)
-        state = new_state()
+        kept = random_kept(model, options, length_PM)
+        padded = {"steps": steps, "prompt_length": length}
+        plan = learner.plan(length_PM, np.ones_like(length_PM, np.float32), **padded)
+        waste = padding_fraction(plan, np.full(prompts, length), int(length_PM.sum()), **padded)
+        state, plain = new_state(), new_state()
         start = time.perf_counter()
-        update = learner.update.lower(state, kept).compile()
+        update = learner.update.lower(state, kept, None, place_plan(model.mesh, plan)).compile()
         compile_seconds = time.perf_counter() - start
         matmuls = matmul_probe(model.spec, work.tokens, jnp.dtype(options.model.compute_dtype), 3)
+        placed = place_plan(model.mesh, plan)
 
         def one_update(_):
             nonlocal state
-            state, metrics = update(state, kept)
+            state, metrics = update(state, kept, None, placed)
+            return metrics
+
+        def with_padding(_):
+            nonlocal plain
+            plain, metrics = learner.update(plain, kept)
             return metrics
 
         runs = {"update": one_update, "matrix products": lambda watch: matmuls.run()}
+        runs |= {"with all padding": with_padding} if varied else {}
         warm_up(runs)
         spreads = {name: parts[WHOLE] for name, parts in alternate(runs, options.repeats).items()}
         taken = int(jax.device_get(state.updates))
     trained_in, product = spreads["update"], spreads["matrix products"]
     flops = 3 * forward_flops(model.spec, work)
-    prompts, m, length, steps = shape
     concatenated = 3 * forward_flops(model.spec, update_work(prompts * m, 1, length, steps))
-    trained = prompts * m * steps
+    trained = int(length_PM.sum())
     result = model.describe() | {
         "prompts": prompts,
         "m": m,
         "prompt_length": length,
         "completion_length": steps,
+        "lengths": options.lengths.distribution,
+        "mean_length": trained / length_PM.size,
+        "padding_fraction": waste,
+        "padded_cpu_seconds": spreads["with all padding"].cpu_seconds if varied else None,
         "tokens_per_second": trained / trained_in.seconds,
         "tokens_per_cpu_second": trained / trained_in.cpu_seconds,
         "seconds": trained_in.seconds,
@@ -122,10 +143,12 @@ def run(options: UpdateOptions) -> dict[str, Any]:
                 f"{trained / trained_in.seconds:,.0f}",
                 f"{trained / trained_in.cpu_seconds:,.0f}",
             ],
+            *([["with all padding", *spread_cells(spreads["with all padding"]), "", ""]] if varied else []),
             [f"matrix products ({matmuls.amount / 1e9:.1f} GFLOP)", *spread_cells(product), "", ""],
         ],
     )
     print(
+        f"{trained:,} tokens, mean length {trained / length_PM.size:.1f}; {waste:.1%} of what is computed is padding. "
         f"compile {result['compile_seconds']:.1f} s. Memory: state {result['state_bytes'] / 2**20:.1f} MiB, temporaries "
         f"{result['temporary_bytes'] / 2**20:.1f} MiB. Floor: {flops / 1e9:.1f} GFLOP ({flops / concatenated:.2f} of the "
         f"concatenated form's) at {result['matmul_gflops_per_second']:.0f} GFLOP/s = {result['floor_seconds']:.3f} s; "
@@ -139,14 +162,21 @@ def _temporary_bytes(compiled: jax.stages.Compiled) -> int:
     return 0 if memory is None else memory.temp_size_in_bytes
 
 
-def random_kept(model: Policy, options: UpdateOptions) -> KeptBatch:
-    """Kept rollouts of random tokens, full length, with advantages of both signs."""
+def work_of(length_PM: Int[np.ndarray, "P M"], prompt_length: int) -> Work:
+    """Work of one forward over completions of these lengths: each prompt once, and what each completion adds to it."""
+    prompt = update_work(1, 1, prompt_length, 0)
+    alone = [update_work(1, 1, prompt_length, int(length)) for length in length_PM.flat]
+    return added(alone, prompt, len(alone) - len(length_PM))
+
+
+def random_kept(model: Policy, options: UpdateOptions, length_PM: Int[np.ndarray, "P M"] | None = None) -> KeptBatch:
+    """Kept rollouts of random tokens, of full length unless told otherwise, with advantages of both signs."""
     shape = (options.prompts, options.m, options.completion_length)
     rng = np.random.default_rng(options.seed)
     prompts = model.prompts(options.prompts, options.prompt_length, options.seed)
     arrays = {
         "tokens_PMC": rng.integers(model.spec.vocab_size, size=shape, dtype=np.int32),
-        "length_PM": np.full(shape[:2], options.completion_length, np.int32),
+        "length_PM": np.full(shape[:2], options.completion_length, np.int32) if length_PM is None else length_PM,
         "logp_old_PMC": np.full(shape, -np.log(model.spec.vocab_size), np.float32),
         "advantage_PM": rng.standard_normal(shape[:2]).astype(np.float32),
         "weight_PM": np.ones(shape[:2], np.float32),

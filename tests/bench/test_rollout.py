@@ -2,20 +2,21 @@ import numpy as np
 import pytest
 
 from pods_jax.bench.floors import rollout_work
-from pods_jax.bench.rollout import RolloutOptions, draw_lengths, work_of
+from pods_jax.bench.lengths import LengthOptions
+from pods_jax.bench.rollout import work_of
 
 
 def test_without_a_distribution_every_rollout_runs_to_the_limit():
-    assert (draw_lengths(RolloutOptions(prompts=3, n=5, completion_length=7)) == np.full((3, 5), 7)).all()
+    assert (LengthOptions().draw((3, 5), 7, seed=0) == np.full((3, 5), 7)).all()
 
 
 @pytest.mark.parametrize("name", ["geometric", "lognormal"])
 def test_drawn_lengths_have_the_mean_and_stay_within_the_limit(name):
-    options = RolloutOptions(prompts=100, n=100, completion_length=1000, lengths=name, mean_length=0.2)
-    length_PN = draw_lengths(options)
+    options = LengthOptions(name, mean=0.2)
+    length_PN = options.draw((100, 100), 1000, seed=0)
     assert (length_PN.min() >= 1, length_PN.max() <= 1000) == (True, True)
     assert abs(length_PN.mean() - 200) < 10  # the standard error is 1 to 2; few are cut
-    np.testing.assert_array_equal(length_PN, draw_lengths(options))
+    np.testing.assert_array_equal(length_PN, options.draw((100, 100), 1000, seed=0))
 
 
 def test_the_work_of_equal_lengths_is_that_of_a_rectangle_and_of_unequal_ones_the_sum():
