@@ -105,6 +105,29 @@ def test_arms_take_step_k_in_turns_and_each_comes_first_equally_often(whole):
     assert sorted(block[0] for block in blocks) == sorted(4 * ARMS)
 
 
+def test_a_run_of_more_steps_takes_them_when_the_others_have_ended():
+    order = []
+
+    class Run:
+        def __init__(self, name, steps, done):
+            self.name, self.done, self.accuracy = name, done, None
+            self.settings = SimpleNamespace(steps=steps, eval_every=0)
+
+        def begin(self):
+            order.append((self.name, "begin"))
+
+        def step(self):
+            self.done += 1
+            order.append((self.name, self.done))
+
+    take_turns({"a": Run("a", 5, 1), "b": Run("b", 3, 0)}, say=lambda text: None)  # type: ignore[arg-type]
+    assert order[:2] == [("a", "begin"), ("b", "begin")]
+    assert sorted(order[3:5], key=str) == [("a", 2), ("b", 2)]
+    assert order[2] == ("b", 1)
+    assert sorted(order[5:7], key=str) == [("a", 3), ("b", 3)]
+    assert order[7:] == [("a", 4), ("a", 5)]
+
+
 def test_arms_and_seeds_with_equal_updates_share_one_learner(whole):
     assert len(whole[1]) == 1
 

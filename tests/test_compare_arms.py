@@ -85,6 +85,16 @@ def test_the_common_micro_batch_is_no_larger_than_the_smallest_update():
     assert common_micro_batch([many], 1) == 16
 
 
+def test_the_first_arm_alone_takes_extra_steps_and_only_where_they_change_no_schedule():
+    steps = [config.run.steps for config in arms("--run.steps", "50", "--compare.extra_steps", "30").values()]
+    assert steps[0] == 80
+    assert set(steps[1:]) == {50}
+    with pytest.raises(ConfigError, match=r"compare\.extra_steps=3 and optimizer\.schedule=cosine exclude each other"):
+        arms("--compare.extra_steps", "3", "--optimizer.schedule", "cosine")
+    with pytest.raises(ConfigError, match=r"compare\.extra_steps=3 and sweep\.m exclude each other"):
+        arms("--compare.extra_steps", "3", "--sweep.m", "2,4")
+
+
 def test_a_seed_is_added_to_those_of_the_run_and_of_the_data():
     config = configured("--run.seed", "5", "--data.seed", "7", "--run.dir", "there", "--run.name", "tried")
     assert str(out_folder(config)) == "there/compare/tried"

@@ -115,11 +115,12 @@ def _facts(config: CompareConfig, configs: Mapping[str, Config]) -> list[str]:
     """Lines on how the comparison is made."""
     if not configs:
         return [f"Runs of {shown(config.compare.imports)}."]
-    one = next(iter(configs.values()))
+    one = list(configs.values())[-1]
+    extra = f", and {config.compare.extra_steps:,} more of the first arm" if config.compare.extra_steps else ""
     turns = "in turns, step by step" if config.compare.interleave == "step" else "one after another"
     prompts, n, m = config.data.prompts_per_step, config.rollout.n, config.selection.m
     return [
-        f"{one.model.path} on {one.data.task}; {one.run.steps:,} steps of {prompts} prompts, n={n} rollouts each, m={m} kept; "
+        f"{one.model.path} on {one.data.task}; {one.run.steps:,} steps{extra}, of {prompts} prompts, n={n} rollouts each, m={m} kept; "
         f"learning rate {one.optimizer.learning_rate:g}; {jax.device_count()} x {jax.devices()[0].device_kind}.",
         f"{len(configs)} arms from the same checkpoint over the same prompts, {turns}; seeds {shown(config.compare.seeds)}; "
         f"evaluated every {one.eval.every} steps on {config.data.held_out_problems:,} held-out problems, which is not timed.",

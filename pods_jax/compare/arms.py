@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pods_jax.config import Config, check_devices, micro_batch_sizes
-from pods_jax.fields import Checked, ConfigError, Count, PositiveFraction, Seed, shown
+from pods_jax.fields import Checked, ConfigError, Count, CountOrZero, PositiveFraction, Seed, shown
 from pods_jax.train import check_names
 
 NO_ARMS = ["none"]
@@ -67,6 +67,9 @@ class CompareOptions(Checked, key="compare"):
     """The time to a level is the time to this share of the baseline's best accuracy."""
     eval_every: Count = 5
     """Steps between evaluations, in place of eval.every; evaluation is not timed."""
+    extra_steps: CountOrZero = 0
+    """Steps that the first arm takes beyond run.steps once the others have ended. A cheap step ends its run early on the clock:
+    with these it goes on to levels that dearer arms reach late. Needs optimizer.schedule=constant."""
     interleave: Literal["step", "run"] = "step"
     """Step k of all arms in turn, so that noise of the machine falls on all alike; or one run after another, which holds the
     training state of one arm at a time."""
@@ -125,6 +128,9 @@ class CompareConfig(Config):
         super().__post_init__()
         if self.sweep.chosen and self.compare.arms != DEFAULT_ARMS:
             raise ConfigError(f"compare.arms={shown(self.compare.arms)} and sweep.{self.sweep.chosen[0]} exclude each other")
+        if self.compare.extra_steps and (self.sweep.chosen or self.optimizer.schedule != "constant"):
+            other = f"sweep.{self.sweep.chosen[0]}" if self.sweep.chosen else f"optimizer.schedule={self.optimizer.schedule}"
+            raise ConfigError(f"compare.extra_steps={self.compare.extra_steps} and {other} exclude each other")
         if self.compare.arms == NO_ARMS and not self.compare.imports:
             raise ConfigError("compare.arms=none leaves nothing to compare: give compare.imports")
 
@@ -171,7 +177,8 @@ def arm_configs(config: CompareConfig, device_count: int) -> dict[str, Config]:
     for name, arm in arms_of(config).items():
         given = f"sweep.{name}" if config.sweep.chosen else f"compare.arms={name}"
         try:
-            configs[name] = with_values(plain, common | dict(arm.changes(plain)))
+            steps = {"run.steps": plain.run.steps + (0 if configs else config.compare.extra_steps)}
+            configs[name] = with_values(plain, common | steps | dict(arm.changes(plain)))
             check_names(configs[name])
             check_devices(configs[name], device_count)
         except ValueError as error:

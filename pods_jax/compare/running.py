@@ -97,7 +97,7 @@ def take_turns(trainers: Mapping[str, Trainer], *, say: Say) -> None:
     for step in range(first + 1, last + 1):
         turn = step % len(names)
         for name in (*names[turn:], *names[:turn]):
-            if trainers[name].done < step:
+            if trainers[name].done < step <= trainers[name].settings.steps:
                 trainers[name].step()
         every = trainers[names[0]].settings.eval_every
         if step == last or (every and step % every == 0):
