@@ -6,13 +6,15 @@ from pods_jax.compare.arms import (
     ARMS,
     DEFAULT_ARMS,
     CompareConfig,
+    CompareOptions,
+    SweepOptions,
     arm_configs,
     common_micro_batch,
     of_seed,
     out_folder,
     with_values,
 )
-from pods_jax.config import Config, RolloutConfig, SelectionConfig, UpdateConfig
+from pods_jax.config import Config, OptimizerConfig, RolloutConfig, SelectionConfig, UpdateConfig
 from pods_jax.fields import ConfigError
 
 # What every arm's run has otherwise than a training run of its own.
@@ -89,10 +91,11 @@ def test_the_first_arm_alone_takes_extra_steps_and_only_where_they_change_no_sch
     steps = [config.run.steps for config in arms("--run.steps", "50", "--compare.extra_steps", "30").values()]
     assert steps[0] == 80
     assert set(steps[1:]) == {50}
+    more = CompareOptions(extra_steps=3)
     with pytest.raises(ConfigError, match=r"compare\.extra_steps=3 and optimizer\.schedule=cosine exclude each other"):
-        arms("--compare.extra_steps", "3", "--optimizer.schedule", "cosine")
+        CompareConfig(compare=more, optimizer=OptimizerConfig(schedule="cosine"))
     with pytest.raises(ConfigError, match=r"compare\.extra_steps=3 and sweep\.m exclude each other"):
-        arms("--compare.extra_steps", "3", "--sweep.m", "2,4")
+        CompareConfig(compare=more, sweep=SweepOptions(m=[2, 4]))
 
 
 def test_a_seed_is_added_to_those_of_the_run_and_of_the_data():
