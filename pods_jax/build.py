@@ -202,7 +202,7 @@ def worthwhile_sizes(flops: float, architecture: Architecture, mesh: Mesh) -> in
     """Sizes of a program from one half to the next that pay: 0 to 3.
 
     Each size spares a share of the time that the whole run spends in the program, and costs one compilation. Both are roughly
-    known beforehand, and are not measured: every process, and a run that is continued, must choose alike.
+    known beforehand, and are not measured: every process must choose alike.
 
     Args:
         flops: Floating-point operations of the run in this program.
@@ -252,16 +252,16 @@ def make_sampling(rollout: RolloutConfig) -> SamplingParams:
     return sampling_params(temperature=rollout.temperature, top_k=rollout.top_k, top_p=rollout.top_p, min_p=rollout.min_p)
 
 
-def memory_plan(config: Config, architecture: Architecture, mesh: Mesh) -> list[str]:
+def memory_plan(config: Config, architecture: Architecture, mesh: Mesh, engine: RolloutEngine) -> list[str]:
     """Lines that say what the run holds on each device, in MiB; activations come on top."""
-    spec, shards = architecture.spec, mesh.shape["data"] * mesh.shape["fsdp"]
+    spec = architecture.spec
     trained, frozen = part(architecture.shapes)
     # Beside adapters the frozen base is the reference policy; without, the KL term keeps a copy of the parameters.
     copies = 5 if config.loss.beta > 0 and not frozen else 4
     held = {
         "parameters, gradient and two moments" + ", reference" * (copies == 5): copies * _bytes_each(trained),
         "frozen base": _bytes_each(frozen),
-        "caches of the rollout": _cache_bytes(config, architecture, mesh, shards),
+        "caches of the rollout": _cache_bytes(config, architecture, mesh, engine),
         "logits of a chunk at most": 4 * config.update.logit_chunk,
     }
     axes = " x ".join(f"{name}={size}" for name, size in mesh.shape.items())
@@ -273,12 +273,18 @@ def memory_plan(config: Config, architecture: Architecture, mesh: Mesh) -> list[
     ]
 
 
-def _cache_bytes(config: Config, architecture: Architecture, mesh: Mesh, shards: int) -> int:
-    spec, rollout = architecture.spec, config.rollout
-    tokens = config.data.max_prompt_length + rollout.n * rollout.max_completion_length
+def _cache_bytes(config: Config, architecture: Architecture, mesh: Mesh, engine: RolloutEngine) -> int:
+    """Most bytes of keys and values on one device: what grows, or moves into a smaller batch, is there twice meanwhile."""
+    spec, prompt = architecture.spec, config.data.max_prompt_length
+    prompts = config.data.prompts_per_step // (mesh.shape["data"] * mesh.shape["fsdp"])
+    rows, full = prompts * engine.rollouts, engine.capacities[-1]
+    before = [0, *engine.capacities][-2]
+    most = prompts * prompt + rows * (before + full)
+    for size in engine.row_sizes(rows)[:1]:
+        tiles = size // engine.width
+        most = max(most, prompts * prompt + rows * full + tiles * prompt + size * full)
     kv_heads = max(1, spec.kv_heads // mesh.shape["tensor"])
-    per_token = 2 * spec.layers * kv_heads * spec.head_size * jnp.dtype(config.model.compute_dtype).itemsize
-    return config.data.prompts_per_step // shards * tokens * per_token
+    return most * 2 * spec.layers * kv_heads * spec.head_size * jnp.dtype(config.model.compute_dtype).itemsize
 
 
 def _bytes_each(shapes: Any) -> int:

@@ -14,6 +14,9 @@ from jax.experimental.compilation_cache import compilation_cache
 COMPILED = "/jax/core/compile/backend_compile_duration"
 STAGES = {"/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/jaxpr_to_mlir_module_duration", COMPILED}
 
+# Nothing is too small: a run has many programs that each take a moment.
+KEEP_ALL = {"jax_persistent_cache_min_compile_time_secs": 0.0, "jax_persistent_cache_min_entry_size_bytes": -1}
+
 
 @dataclass
 class CompileWatch:
@@ -53,25 +56,29 @@ def watch_compiling() -> Iterator[CompileWatch]:
         monitoring.unregister_event_duration_listener(watch._record)
 
 
-def keep_compiled(setting: str) -> Path | None:
-    """Keeps compiled programs on disk from now on, so that the next start need not compile them again.
+def keep_compiled(setting: str) -> str | None:
+    """Keeps compiled programs from now on, so that the next start need not compile them again.
 
     Args:
-        setting: "auto" for the user's cache folder, or what JAX itself has been told (``JAX_COMPILATION_CACHE_DIR``); "off"; or
-            a folder.
+        setting: "auto" for what JAX itself has been told (``JAX_COMPILATION_CACHE_DIR``), or else the user's cache folder, or
+            none where several processes would not share it; "off"; or a folder or address (``gs://...``) that all can reach.
 
     Returns:
-        The folder; None where nothing is kept.
+        Where they are kept; None where nothing is.
     """
-    if setting == "off":
+    told = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    # Only the first process writes, and programs that one process reads and another compiles need not be alike.
+    if setting == "off" or (setting == "auto" and not told and jax.process_count() > 1):
         return None
-    chosen = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
-    if setting != "auto" or not chosen:
+    if setting == "auto":
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        chosen = str(home / "pods_jax" / "compiled" if setting == "auto" else Path(setting).expanduser())
+        chosen = told or str(home / "pods_jax" / "compiled")
+    else:
+        chosen = setting if "://" in setting else str(Path(setting).expanduser())
+    if chosen != told:
         jax.config.update("jax_compilation_cache_dir", chosen)
         compilation_cache.reset_cache()
-    # Nothing is too small: a run has many programs that each take a moment.
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    return Path(chosen)
+    for name, value in KEEP_ALL.items():
+        if name.upper() not in os.environ:
+            jax.config.update(name, value)
+    return chosen

@@ -47,8 +47,8 @@ class RunConfig(Checked, key="run"):
     export: bool = True
     """Write the final policy as a Hugging Face folder under <run>/export."""
     compile_cache: str = "auto"
-    """Folder that keeps compiled programs for the next start; auto is pods_jax/compiled in the user's cache folder, or what
-    JAX_COMPILATION_CACHE_DIR says; off keeps none."""
+    """Where compiled programs are kept for the next start: a folder or address that all hosts share; auto is what
+    JAX_COMPILATION_CACHE_DIR says, or else pods_jax/compiled in the user's cache folder on a single host; off keeps none."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -374,6 +374,8 @@ class EvaluateConfig(Checked):
     """Seed of sampling."""
     out: str | None = None
     """JSONL file to write, one completion and its verdict a line; unset writes none."""
+    compile_cache: str = "auto"
+    """Where compiled programs are kept for the next start, as run.compile_cache of training."""
 
     def __post_init__(self):
         super().__post_init__()

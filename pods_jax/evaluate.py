@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def evaluate(config: EvaluateConfig) -> dict[str, float]:
     """Evaluates as configured, prints the result and returns it."""
-    keep_compiled("auto")
+    keep_compiled(config.compile_cache)
     shape = check_devices(config, jax.device_count())
     mesh = make_mesh(shape, jax.devices()[: math.prod(shape)])
     source = find_policy(config.model)

@@ -1,6 +1,6 @@
 """The learner: kept rollouts in, one optimiser step out.
 
-The whole step is one jitted program with donated state: a scan over micro-batches adds up loss, gradient and statistics, then
+The whole step is one jitted program with donated state: a loop over micro-batches adds up loss, gradient and statistics, then
 the optimiser moves the parameters. The loss divides by a number that belongs to the whole step, so no way of cutting the batch
 changes the gradient.
 """
@@ -264,7 +264,7 @@ class Learner:
         return most_sizes(groups, groups * chosen.data_shards == prompts and rollouts == kept, chosen.sizes)
 
     def with_reference(self, params: Any, kept: KeptBatch) -> KeptBatch:
-        """The batch with the log-probabilities of the reference parameters, micro-batched like the update."""
+        """The batch with the log-probabilities of the reference parameters, of all groups and with all padding."""
         return replace(kept, logp_ref_PMC=self.logp(params, kept))
 
     def compiled_programs(self) -> int:

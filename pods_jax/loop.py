@@ -229,7 +229,7 @@ def one_step(
         learning_rate = parts.schedule(state.updates)
         passes: list[UpdateMetrics] = []
         padding = 0.0
-        # Without signal there is nothing to learn: the step is logged, and the optimiser rests.
+        # With nothing to train the step is logged, and the optimiser rests.
         if weight_PM.any():
             padded = {"steps": steps, "prompt_length": batch.tokens_PL.shape[1]}
             plan = parts.learner.plan(length_PM, weight_PM, **padded)

@@ -105,7 +105,7 @@ def make_architecture(
             compute_dtype=jnp.dtype(config.compute_dtype),
             unroll=unroll,
             remat=remat,
-            form=decode_form(platform),
+            form=decode_form(platform, unroll),
             lora=lora,
         )
 

@@ -55,7 +55,7 @@ from pods_jax.rewards.scoring import Scorer
 from pods_jax.rollout.engine import RolloutEngine
 from pods_jax.rollout.sampling import sampling_params
 from pods_jax.run_log import RunLog, read_metrics
-from pods_jax.sharding import make_mesh, replicate, to_global
+from pods_jax.sharding import make_mesh, named_sharding, replicate, to_global
 from pods_jax.types import Prompt, PromptBatch
 from pods_jax.update_plan import default_tile
 
@@ -203,15 +203,16 @@ def run(config: Config) -> Path:
     cache = keep_compiled(config.run.compile_cache)
     try:
         inputs = find_inputs(config)
-        architecture, params = load_model(config, inputs.mesh)
+        architecture, *params = load_model(config, inputs.mesh)
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
     await_all_hosts()
 
-    with inputs.scorer, jax.set_mesh(inputs.mesh), open_run(config, inputs, architecture, params) as opened:
-        del params
+    # The run takes the only reference: a continued one frees these parameters before it reads its own.
+    with inputs.scorer, jax.set_mesh(inputs.mesh), open_run(config, inputs, architecture, params.pop()) as opened:
         parts = opened.parts
-        for line in (*arithmetic(config), *memory_plan(config, architecture, inputs.mesh), *_programs(config, parts, cache)):
+        plan = memory_plan(config, architecture, inputs.mesh, parts.engine)
+        for line in (*arithmetic(config), *plan, *_programs(config, parts, cache)):
             parts.log.say(line)
         if parts.frozen is not None:
             some = inputs.train_prompts[: config.data.prompts_per_step]
@@ -228,7 +229,7 @@ def run(config: Config) -> Path:
     return inputs.folder
 
 
-def _programs(config: Config, parts: Parts, cache: Path | None) -> list[str]:
+def _programs(config: Config, parts: Parts, cache: str | None) -> list[str]:
     """Lines on what is compiled, and where it is kept."""
     limit, prompts = config.data.max_prompt_length, config.data.prompts_per_step
     lengths = math.ceil(limit / prompt_multiple(limit))
@@ -295,14 +296,19 @@ def open_run(
         if programs:
             trained = jax.tree.map(jnp.copy, trained)
         parts = replace(parts, frozen=frozen, reference=reference)
-        opened = OpenRun(
-            parts, settings, init_state(trained, optimizer=make_optimizer(config.optimizer, config.run.steps)), 0, 0.0
-        )
-        del params, trained
-        if resumed is not None:
-            opened.state = checkpoints.restore(resumed.step, opened.state)
+        optimizer = make_optimizer(config.optimizer, config.run.steps)
+        if resumed is None:
+            opened = OpenRun(parts, settings, init_state(trained, optimizer=optimizer), 0, 0.0)
+            del params, trained
+        else:
+            del params, trained
+            shapes = abstract_state(part(architecture.shapes)[0], optimizer=optimizer)
+            everywhere = named_sharding(inputs.mesh, ())
+            placed = jax.tree.map(lambda x: x.update(sharding=x.sharding or everywhere), shapes)
             parts.loader.set_state(resumed.loader)
-            opened.done, opened.wall_seconds = resumed.step, resumed.wall_seconds
+            state = checkpoints.restore(resumed.step, placed)
+            opened = OpenRun(parts, settings, state, resumed.step, resumed.wall_seconds)
+            del state
         yield opened
 
 

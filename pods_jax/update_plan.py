@@ -17,10 +17,8 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from pods_jax.sharding import constrain, replicate, take_by_shard, to_global
+from pods_jax.sizes import ladder, most_rungs
 from pods_jax.types import KeptBatch
-
-SMALLEST = 8
-"""No size is below one part in this many of the whole: what so small an update computes in vain is little."""
 
 
 def default_tile(platform: str) -> int:
@@ -80,7 +78,7 @@ def plan_update(
     groups = shape[0]
     # With few sizes, leaving groups out of attention and prompts is worth one only where prompts weigh beside completions.
     if sizes and most == 1 and (sizes > 1 or 10 * prompt_length > shape[1] * steps):
-        groups = _fitting(max((len(micro) for micros in dealt for micro in micros), default=1), allowed_sizes(groups, 1, 1))
+        groups = _fitting(max((len(micro) for micros in dealt for micro in micros), default=1), ladder(groups, 1, 1))
     group_ISG = np.full((most, shards, groups), -1, np.int32)
     rollout_ISGW = np.full((most, shards, groups, shape[1]), -1, np.int32)
     places = 1
@@ -90,7 +88,7 @@ def plan_update(
                 group_ISG[i, s, g], rollout_ISGW[i, s, g, : len(rollouts)] = group, rollouts
             places = max(places, sum(int(tokens_SGM[s, group, rollouts].sum()) for group, rollouts in micro))
     padded = groups * shape[1] * steps
-    places = _fitting(places, allowed_sizes(padded, tile, sizes)) if sizes else padded
+    places = _fitting(places, ladder(padded, tile, sizes))
     # Packed to their full size they would only be copied.
     places = 0 if places == padded else places
     return UpdatePlan(group_ISG, rollout_ISGW, np.int32(count), places)  # type: ignore[arg-type]
@@ -122,17 +120,11 @@ def _hands(cards: Sequence[int], hands: int) -> list[list[int]]:
     return dealt
 
 
-def allowed_sizes(most: int, tile: int, steps_per_halving: int) -> list[int]:
-    """Sizes up to ``most``, ascending: that one, and smaller ones at equal ratios that are multiples of ``tile``."""
-    ratios = (2 ** (-k / steps_per_halving) for k in range(steps_per_halving * (SMALLEST.bit_length() - 1) + 1))
-    return sorted({min(most, math.ceil(most * ratio / tile) * tile) for ratio in ratios})
-
-
 def most_sizes(groups: int, single: bool, sizes: int) -> int:
     """Most values of (groups, places) that plans have for batches of one padded length; ``single``: one micro-batch is all."""
     if not sizes:
         return 1
-    return (len(allowed_sizes(groups, 1, 1)) if single else 1) * (sizes * (SMALLEST.bit_length() - 1) + 1)
+    return (len(ladder(groups, 1, 1)) if single else 1) * most_rungs(sizes)
 
 
 def place_plan(mesh: Mesh, plan: UpdatePlan) -> UpdatePlan:

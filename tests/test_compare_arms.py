@@ -18,7 +18,16 @@ from pods_jax.config import Config, OptimizerConfig, RolloutConfig, SelectionCon
 from pods_jax.fields import ConfigError
 
 # What every arm's run has otherwise than a training run of its own.
-COMMON = {"update.sizes", "run.export", "run.dir", "log.progress", "log.tensorboard", "eval.every", "update.micro_batch"}
+COMMON = {
+    "rollout.sizes",
+    "update.sizes",
+    "run.export",
+    "run.dir",
+    "log.progress",
+    "log.tensorboard",
+    "eval.every",
+    "update.micro_batch",
+}
 
 
 def configured(*argv):

@@ -62,10 +62,10 @@ def test_programs_are_kept_in_the_folder_that_is_named(tmp_path, monkeypatch):
     assert keep_compiled("off") is None
     compile_something(2)
     assert not any(tmp_path.iterdir())
-    assert keep_compiled("auto") == tmp_path / "home" / "pods_jax" / "compiled"
+    assert keep_compiled("auto") == str(tmp_path / "home" / "pods_jax" / "compiled")
     compile_something(3)
     assert any((tmp_path / "home" / "pods_jax" / "compiled").iterdir())
-    assert keep_compiled(str(tmp_path / "own")) == tmp_path / "own"
+    assert keep_compiled(str(tmp_path / "own")) == str(tmp_path / "own")
     compile_something(5)
     assert any((tmp_path / "own").iterdir())
 
@@ -73,4 +73,20 @@ def test_programs_are_kept_in_the_folder_that_is_named(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("settings_restored")
 def test_what_jax_has_been_told_stands(tmp_path):
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "told"))
-    assert keep_compiled("auto") == tmp_path / "told"
+    assert keep_compiled("auto") == str(tmp_path / "told")
+
+
+@pytest.mark.usefixtures("settings_restored")
+def test_an_address_stays_as_it_is_and_thresholds_that_were_given_stand(monkeypatch):
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "7")
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 7.0)
+    assert keep_compiled("gs://bucket/folder") == "gs://bucket/folder"
+    assert getattr(jax.config, SETTINGS[0]) == "gs://bucket/folder"
+    assert getattr(jax.config, SETTINGS[1]) == 7.0
+
+
+@pytest.mark.usefixtures("settings_restored")
+def test_several_processes_keep_programs_only_where_they_are_told_to(monkeypatch, tmp_path):
+    monkeypatch.setattr("jax.process_count", lambda: 2)
+    assert keep_compiled("auto") is None
+    assert keep_compiled(str(tmp_path)) == str(tmp_path)

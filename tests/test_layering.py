@@ -13,6 +13,7 @@ LAYERS = {
     "fields": 0,
     "problem": 0,
     "types": 0,
+    "sizes": 0,
     "config": 0,
     "command_line": 0,
     "algorithm": 1,

@@ -38,6 +38,8 @@ def options(tiny_model):
         "data.held_out_problems": 13,
         "rollout.n": 6,
         "rollout.max_completion_length": 12,
+        "rollout.sizes": 2,
+        "update.sizes": 3,
         "selection.m": 3,
         "optimizer.learning_rate": 0.01,
         "reward.functions": "tag_count",

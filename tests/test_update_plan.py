@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pods_jax.sizes import ladder
 from pods_jax.types import KeptBatch
-from pods_jax.update_plan import allowed_sizes, most_sizes, padding_fraction, plan_update, take_micro_batch
+from pods_jax.update_plan import most_sizes, padding_fraction, plan_update, take_micro_batch
 
 STEPS, TILE = 20, 4
 PADDED = {"steps": STEPS, "prompt_length": 100}
@@ -50,7 +51,7 @@ def test_every_rollout_that_is_trained_is_in_one_micro_batch_and_fits(batch):
     assert group_ISG.shape[:2] == rollout_ISGW.shape[:2] == (blocks, shards)
     assert rollout_ISGW.shape[3] == shape[1]
     padded = group_ISG.shape[2] * shape[1] * STEPS
-    assert (plan.places or padded) in allowed_sizes(padded, TILE, 3)
+    assert (plan.places or padded) in ladder(padded, TILE, 3)
 
 
 def tokens_of(tokens_PM, plan, i, s):
@@ -123,14 +124,6 @@ def test_padding_is_what_is_computed_in_vain():
     prompts = 6 + 3 + 4
     share = 1 - (8 + 11 + prompts) / (2 * (2 * 6 + 12))
     assert padding_fraction(plan, np.array([6, 5, 3, 4]), 19, steps=8, prompt_length=6) == pytest.approx(share)
-
-
-@pytest.mark.parametrize(
-    ("most", "tile", "steps", "expected"),
-    [(64, 1, 1, [8, 16, 32, 64]), (10, 4, 1, [4, 8, 10]), (6, 1, 1, [1, 2, 3, 6]), (1, 8, 3, [1])],
-)
-def test_sizes_are_few_and_end_with_the_whole(most, tile, steps, expected):
-    assert allowed_sizes(most, tile, steps) == expected
 
 
 def test_a_micro_batch_holds_what_the_plan_names_and_nothing_else():

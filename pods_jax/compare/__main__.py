@@ -88,7 +88,8 @@ def _imported(config: CompareConfig) -> dict[str, Runs]:
 def _own(configs: Mapping[str, Config], seeds: Sequence[int]) -> dict[str, Runs]:
     if not seeds:
         return {}
-    return {name: {seed: read_curve(run_folder(of_seed(one, name, seed))) for seed in seeds} for name, one in configs.items()}
+    runs = {name: [of_seed(one, name, seed) for seed in seeds] for name, one in configs.items()}
+    return {name: {run.run.seed: read_curve(run_folder(run)) for run in of} for name, of in runs.items()}
 
 
 def _write(config: CompareConfig, configs: Mapping[str, Config], arms: Mapping[str, Runs]) -> tuple[Path, list[Table]]:

@@ -135,7 +135,7 @@ class CompareConfig(Config):
             raise ConfigError("compare.arms=none leaves nothing to compare: give compare.imports")
 
 
-UPDATE_SIZES = 2
+ROLLOUT_SIZES, UPDATE_SIZES = 1, 2
 
 
 def out_folder(config: CompareConfig) -> Path:
@@ -170,7 +170,8 @@ def arm_configs(config: CompareConfig, device_count: int) -> dict[str, Config]:
         "log.tensorboard": False,
         "eval.every": config.compare.eval_every,
         "run.dir": str(out_folder(config)),
-        # Compiling is not timed, so no arm has a reason to train padding.
+        # Compiling is not timed, so no arm has a reason to compute padding.
+        "rollout.sizes": ROLLOUT_SIZES if config.rollout.sizes is None else config.rollout.sizes,
         "update.sizes": UPDATE_SIZES if config.update.sizes is None else config.update.sizes,
     }
     configs: dict[str, Config] = {}

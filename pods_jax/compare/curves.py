@@ -121,7 +121,7 @@ def ratios(baseline: Runs, other: Runs, levels: Mapping[int, float], clock: str)
     """
     logged = {seed: level for seed, level in levels.items() if clock in baseline[seed].at and clock in other[seed].at}
     times = [(time_to(baseline[seed], level, clock), time_to(other[seed], level, clock)) for seed, level in logged.items()]
-    return Spread(tuple(slow / fast for slow, fast in times if slow is not None and fast), len(times))
+    return Spread(tuple(slow / fast for slow, fast in times if slow and fast), len(times))
 
 
 def levels_of(baseline: Runs, other: Runs, share: float) -> dict[int, float]:

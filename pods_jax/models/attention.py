@@ -8,7 +8,7 @@ are what a CPU and a TPU disagree about. All scores are float32.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -77,8 +77,9 @@ class DecodeForm:
 
     When the token's keys and values are written decides whether the compiler keeps the caches in place. On matrix units the
     caches are read-only while the token passes through the layers, and written afterwards (`write`), so that no layer waits for
-    an updated copy of its cache. On a CPU they are written before they are read (in `attend`): a later write would not be
-    ordered after the reading, and the compiler would copy every cache at every token.
+    an updated copy of its cache. On a CPU whose layers are unrolled they are written before they are read (in `attend`): a
+    later write would not be ordered after the reading, and the compiler would copy every cache at every token. With scanned
+    layers, whose caches are one stacked array, it is the other way round.
 
     Attributes:
         prompt_cache: ``(k_PLKH, v_PLKH) -> prompt cache``.
@@ -202,19 +203,26 @@ def _rows_attend(
     length_P: Array,
     own: Cache,
     filled: Array,
+    *,
+    write_first: bool,
 ) -> tuple[Array, Cache]:
     q = _grouped(q_PNQH, k_PNKH.shape[2]).astype(jnp.float32)
-    own = _rows_put(own, k_PNKH, v_PNKH, filled)
+    new = _rows_put(own, (k_PNKH, v_PNKH), filled) if write_first else (k_PNKH, v_PNKH)
+    keys, values = new if write_first else own
+    on_self = None if write_first else jnp.sum(q * k_PNKH[:, :, :, None].astype(jnp.float32), axis=-1)
     alone = q.shape[1] == 1  # a prompt of one rollout is a cache like its own
     on_prompt = _rows_scores(q, prompt[0][:, None]) if alone else _einsum("pnkgh,pkhs->pnkgs", q, prompt[0])
-    w_prompt, w_own = _merge(on_prompt, _rows_scores(q, own[0]), None, length_P, filled + 1)
+    seen = filled + 1 if write_first else filled
+    w_prompt, w_own, *w_self = _merge(on_prompt, _rows_scores(q, keys), on_self, length_P, seen)
     out = _rows_values(w_prompt, prompt[1][:, None]) if alone else _einsum("pnkgs,pksh->pnkgh", w_prompt, prompt[1])
-    out = out + _rows_values(w_own, own[1])
-    return out.reshape(q_PNQH.shape).astype(q_PNQH.dtype), own
+    out = out + _rows_values(w_own, values)
+    if w_self:
+        out = out + w_self[0] * v_PNKH[:, :, :, None].astype(jnp.float32)
+    return out.reshape(q_PNQH.shape).astype(q_PNQH.dtype), new
 
 
-def _rows_put(own: Cache, k_PNKH: Array, v_PNKH: Array, slot: Array) -> Cache:
-    keys, values = own
+def _rows_put(own: Cache, new: Cache, slot: Array) -> Cache:
+    (keys, values), (k_PNKH, v_PNKH) = own, new
     put = jax.lax.dynamic_update_slice_in_dim
     return (
         put(keys, k_PNKH[..., None].astype(keys.dtype), slot, axis=4),
@@ -230,10 +238,18 @@ def _rows_grow(own: Cache, capacity: int) -> tuple[Array, Array]:
 
 DECODE_FORMS: dict[str, DecodeForm] = {
     "dots": DecodeForm(lambda k, v: (k, v), _dots_empty, _dots_attend, _dots_write, _dots_grow),
-    "rows": DecodeForm(_rows_prompt, _rows_empty, _rows_attend, lambda own, new, slot: new, _rows_grow),
+    "rows": DecodeForm(
+        _rows_prompt, _rows_empty, partial(_rows_attend, write_first=True), lambda own, new, slot: new, _rows_grow
+    ),
+    "stacked_rows": DecodeForm(_rows_prompt, _rows_empty, partial(_rows_attend, write_first=False), _rows_put, _rows_grow),
 }
 
 
-def decode_form(platform: str) -> str:
-    """Name of the form that suits a backend: ``rows`` on a CPU, ``dots`` elsewhere."""
-    return "rows" if platform == "cpu" else "dots"
+ON_CPU = {"rows", "stacked_rows"}
+
+
+def decode_form(platform: str, unroll: bool) -> str:
+    """Name of the form that suits a backend and layer loop: ``rows`` or ``stacked_rows`` on a CPU, ``dots`` elsewhere."""
+    if platform != "cpu":
+        return "dots"
+    return "rows" if unroll else "stacked_rows"

@@ -1,7 +1,8 @@
-"""The decoder: one set of parameters, four ways through it.
+"""The decoder: one set of parameters, five ways through it.
 
 ``__call__`` is the plain forward over whole sequences and the reference for the others; ``prefill`` and ``decode`` generate;
-``group_hidden`` is the update's forward, with each prompt once per group. Parameters of all layers are stacked on a leading
+``group_hidden`` is the update's forward, with each prompt once per group, and ``packed_hidden`` the same without the
+completions' padding. Parameters of all layers are stacked on a leading
 axis; the layer loop is a scan (fast to compile) or unrolled (fast to run on a CPU).
 """
 
@@ -333,7 +334,7 @@ class Decoder(nnx.Module):
         On a CPU with all token axes as one: contracting two of them, as a weight's gradient does, makes XLA write a transposed
         copy of the activations element by element, which costs more than the product.
         """
-        if self.form != "rows":
+        if self.form not in attention.ON_CPU:
             return project(x, w, name, self.adapter_scale)
         tokens = x.shape[: x.ndim - len(PROJECTIONS[name].inputs)]
         out = project(x.reshape(-1, *x.shape[len(tokens) :]), w, name, self.adapter_scale)

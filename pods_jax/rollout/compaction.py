@@ -6,7 +6,6 @@ narrower tiles, each shard's for itself, so that no row leaves its devices. The 
 (``row_sizes``), because each is a set of compiled programs.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +15,8 @@ from jaxtyping import Array, Bool, Int, Shaped
 
 from pods_jax.models.spec import DecoderSpec
 from pods_jax.sharding import take_by_shard
+from pods_jax.sizes import ladder
 
-SMALLEST = 8
-"""The batch never shrinks below one part in this many: the last few rows cost little, and each size is compiled."""
 NOWHERE = np.iinfo(np.int32).max
 
 
@@ -70,9 +68,7 @@ def row_sizes(rows: int, width: int, steps_per_halving: int) -> list[int]:
         width: Rows of one tile.
         steps_per_halving: 1 for halves alone, 2 with one size between them, 0 for none.
     """
-    parts = (2 ** (-k / steps_per_halving) for k in range(1, steps_per_halving * (SMALLEST.bit_length() - 1) + 1))
-    sizes = {math.ceil(rows * part / width) * width for part in parts}
-    return sorted((size for size in sizes if size < rows), reverse=True)
+    return [size for size in reversed(ladder(rows, width, steps_per_halving)) if size < rows]
 
 
 def default_width(platform: str, spec: DecoderSpec, prompt_tokens: int) -> int:
@@ -84,8 +80,7 @@ def default_width(platform: str, spec: DecoderSpec, prompt_tokens: int) -> int:
     if platform != "cpu":
         return 8
     cached = prompt_tokens * 2 * spec.kv_heads * spec.head_size * 4
-    heads = 2 * spec.q_heads + 2 * spec.kv_heads
-    products = 2 * spec.width * (heads * spec.head_size + 3 * spec.feed_forward)
+    products = 2 * spec.matrix_weights // spec.layers
     return next((width for width in (1, 2, 4) if 4 * 10 * cached <= products * width), 8)
 
 

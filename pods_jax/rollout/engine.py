@@ -2,10 +2,10 @@
 
 A prompt is prefilled once for its n rollouts. Decoding runs in chunks; each chunk is one ``while_loop`` whose cache has room
 for the tokens so far and one chunk more, so no token attends over the whole maximum. A chunk also ends when so few rollouts go
-on that a smaller batch holds them (``compaction.py``). The set of compiled programs is one prefill for each prompt bucket and
-one loop for each cache size and number of rows; sampling parameters, EOS ids and keys are traced. Every draw's key is folded
-from the step's key, the prompt's place in the step, the rollout's index and the token's position, so neither chunks, nor rows,
-nor devices change a token.
+on that a smaller batch holds them (``compaction.py``). The set of compiled programs is bounded: for each prompt bucket one
+prefill, one loop for each cache size and number of rows, and what grows caches and moves rows between them; sampling
+parameters, EOS ids and keys are traced. Every draw's key is folded from the step's key, the prompt's place in the step, the
+rollout's index and the token's position, so neither chunks, nor rows, nor devices change a token.
 """
 
 import math
@@ -206,7 +206,7 @@ class RolloutEngine:
         return row_sizes(rows, self.width, self.shrink_steps)
 
     def compiled_programs(self) -> int:
-        """Number of compiled programs so far; constant once every size has been met."""
+        """Entries of the compiled programs' call caches so far; on one device constant once every size has been met."""
         programs: list[Any] = [self.prefill, *self.decode.values(), *self.grow.values(), self.shrink, self.bring_home]
         return sum(program._cache_size() for program in programs)
 

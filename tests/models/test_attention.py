@@ -159,7 +159,7 @@ def test_a_write_lands_in_its_slot_and_moves_nothing_else(name, tile, token, mon
     monkeypatch.setattr(attention, "WRITE_TILE", tile)
     form = DECODE_FORMS[name]
     (_, k, v), _ = token
-    token_axes = {"dots": (2, 2), "rows": (4, 3)}[name]
+    token_axes = (2, 2) if name == "dots" else (4, 3)
     empty = form.empty_cache(P, N, S, K, H, jnp.float32)
     filler = [normal(*cache.shape, seed=seed) for seed, cache in enumerate(empty)]
     for slot in range(S):
@@ -202,7 +202,9 @@ def test_scores_of_bfloat16_heads_are_float32(name):
         np.testing.assert_allclose(np.float64(out[p, n]), attend64(scaled[p, n], *seen), rtol=2.0**-7, atol=1e-6)
 
 
-@pytest.mark.parametrize(("platform", "form"), [("cpu", "rows"), ("tpu", "dots"), ("gpu", "dots"), ("cuda", "dots")])
-def test_the_form_follows_the_backend(platform, form):
-    assert decode_form(platform) == form
+@pytest.mark.parametrize("unroll", [False, True])
+@pytest.mark.parametrize("platform", ["cpu", "tpu", "gpu", "cuda"])
+def test_the_form_follows_the_backend_and_the_layer_loop(platform, unroll):
+    form = decode_form(platform, unroll)
+    assert form == ("dots" if platform != "cpu" else "rows" if unroll else "stacked_rows")
     assert form in DECODE_FORMS

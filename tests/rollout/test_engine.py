@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from pods_jax.models.attention import decode_form
 from pods_jax.models.decoder import Decoder
 from pods_jax.models.logprob import token_logp
 from pods_jax.models.spec import DecoderSpec
@@ -421,8 +422,9 @@ def test_the_engine_asks_for_no_transfer_that_its_caller_did_not_make(free):
     np.testing.assert_array_equal(rollouts.tokens_PNC, free.tokens_PNC)
 
 
-def test_no_cache_is_copied_at_a_token():
-    engine = make_engine()
+@pytest.mark.parametrize("unroll", [False, True])
+def test_no_cache_is_copied_at_a_token(unroll):
+    engine = make_engine(unroll=unroll, form=decode_form("cpu", unroll))
     state, shared = engine.prefill(decoder_params(), PROMPTS, jax.random.key(0), sampling_params(**WARM), engine._eos)
     stop = Stop(np.int32(0), np.int32(0))  # type: ignore[arg-type]
     args = (decoder_params(), state, shared, sampling_params(**WARM), engine._eos, stop)
