@@ -220,8 +220,9 @@ def test_chunks_change_no_token(sampling, eos_ids):
     np.testing.assert_allclose(chunked.logp_PNC, whole.logp_PNC, atol=1e-5)
 
 
-def test_scanned_layers_and_the_other_decode_form_change_no_token(free):
-    other = generate(make_engine(chunk=8, unroll=False, form="dots"))
+@pytest.mark.parametrize("form", ["dots", "stacked_rows"])
+def test_scanned_layers_and_other_decode_forms_change_no_token(form, free):
+    other = generate(make_engine(chunk=8, unroll=False, form=form))
     np.testing.assert_array_equal(other.tokens_PNC, free.tokens_PNC)
     np.testing.assert_allclose(other.logp_PNC, free.logp_PNC, atol=1e-5)
 
