@@ -35,7 +35,7 @@ from pods_jax.build import (
 )
 from pods_jax.checkpoint import Checkpoints, Progress
 from pods_jax.command_line import config_difference, from_yaml, parse, to_yaml
-from pods_jax.compiling import keep_compiled
+from pods_jax.compiling import keep_compiled, watch_compiling
 from pods_jax.config import Config, ConfigError, arithmetic, check_devices
 from pods_jax.data.loader import make_loader
 from pods_jax.data.prompts import load_tokenizer, pad_prompts
@@ -209,7 +209,8 @@ def run(config: Config) -> Path:
     await_all_hosts()
 
     # The run takes the only reference: a continued one frees these parameters before it reads its own.
-    with inputs.scorer, jax.set_mesh(inputs.mesh), open_run(config, inputs, architecture, params.pop()) as opened:
+    opening = open_run(config, inputs, architecture, params.pop())
+    with inputs.scorer, jax.set_mesh(inputs.mesh), watch_compiling() as compiling, opening as opened:
         parts = opened.parts
         plan = memory_plan(config, architecture, inputs.mesh, parts.engine)
         for line in (*arithmetic(config), *plan, *_programs(config, parts, cache)):
@@ -224,6 +225,7 @@ def run(config: Config) -> Path:
         parts.checkpoints.close()
         if config.run.export:
             _export(config, architecture, parts.policy(state), inputs.folder)
+        parts.log.say(f"compiled {compiling.programs:,} programs in {compiling.seconds:,.1f} s, or read them from the cache")
     if jax.process_index() == 0:
         _summary(config, inputs.folder)
     return inputs.folder

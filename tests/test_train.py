@@ -1,6 +1,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -417,3 +418,27 @@ def test_several_epochs_and_a_reference_policy(trained):
 def test_prompts_are_padded_to_few_lengths(limit, multiple):
     assert train.prompt_multiple(limit) == multiple
     assert len({-(-length // multiple) for length in range(1, limit + 1)}) <= 4
+
+
+# --- compiled programs --------------------------------------------------------------------------------------------------------
+
+
+def test_fifty_steps_of_varying_lengths_compile_no_more_than_was_said(arguments, workshop, monkeypatch, capsys):
+    made, make_parts = [], train.make_parts
+    monkeypatch.setattr(train, "make_parts", lambda *args: made.append(make_parts(*args)) or made[-1])
+    sizes = {"rollout__sizes": 1, "rollout__chunk": 6, "update__sizes": 2}
+    assert train.main(arguments("fifty", run__steps=50, log__progress="true", run__export="false", **sizes)) == 0
+    logged, said = rows(workshop / "runs" / "fifty"), capsys.readouterr().out
+    parts = made[0][0]
+    pattern = r"compiled at most, for each of (\d+) prompt lengths?: (\d+) programs of the rollout .*?, (\d+) of the update"
+    [bound] = re.findall(pattern, " ".join(said.split()))
+    lengths, rollouts, updates = map(int, bound)
+    assert lengths * rollouts >= parts.engine.compiled_programs() > 3
+    assert lengths * updates >= parts.learner.compiled_programs() > 1
+    assert len({row["completions/mean_length"] for row in logged[1:]}) > 25
+    assert all(row["update/padding_fraction"] < 1 for row in logged[1:])
+    # A step compiles where it meets a size for the first time: fewer such steps than programs, and most steps compile nothing.
+    compiling = sum(row["time/compile_seconds"] > 0 for row in logged[1:])
+    assert compiling <= parts.engine.compiled_programs() + parts.learner.compiled_programs() + len(parts.engine.capacities)
+    assert compiling < 25
+    assert re.search(r"compiled \d+ programs in [\d.]+ s", said)
