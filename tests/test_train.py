@@ -435,7 +435,7 @@ def test_fifty_steps_of_varying_lengths_compile_no_more_than_was_said(arguments,
     lengths, rollouts, updates = map(int, bound)
     assert lengths * rollouts >= parts.engine.compiled_programs() > 3
     assert lengths * updates >= parts.learner.compiled_programs() > 1
-    assert len({row["completions/mean_length"] for row in logged[1:]}) > 25
+    assert len({row["completions/mean_length"] for row in logged[1:]}) > 8
     assert all(row["update/padding_fraction"] < 1 for row in logged[1:])
     # A step compiles where it meets a size for the first time: fewer such steps than programs, and most steps compile nothing.
     compiling = sum(row["time/compile_seconds"] > 0 for row in logged[1:])
