@@ -9,8 +9,8 @@ The flow of one step, as ``loop.py`` reads:
     state     = learner.update(state, kept)  learner.py   one forward per group, loss, optimiser    device
 
 Entry points: ``python -m pods_jax.train``, ``.compare``, ``.evaluate``, ``.report``, ``.bench``. The tables to extend:
-``RULES``, ``ADVANTAGES``, ``LOSSES`` (algorithm), ``TASKS`` (data), ``REWARDS`` (rewards), ``FAMILIES`` (models). Names below are
-imported on first use, so that a process that needs only the data layer does not start the accelerator.
+``RULES``, ``ADVANTAGES``, ``LOSSES`` (algorithm), ``TASKS`` (data), ``REWARDS`` (rewards), ``FAMILIES`` (models). Names
+below are imported on first use, so that a process that needs only the data layer does not start the accelerator.
 """
 
 from importlib import import_module
