@@ -24,7 +24,7 @@ from pods_jax.policy import Architecture, load_policy, make_lora, make_prepare, 
 from pods_jax.rewards.answers import gold_fault
 from pods_jax.rewards.scoring import Scorer, make_scorer
 from pods_jax.rollout.compaction import default_width
-from pods_jax.rollout.engine import RolloutEngine, default_chunk
+from pods_jax.rollout.engine import Lanes, RolloutEngine, default_chunk, default_lanes
 from pods_jax.rollout.sampling import SamplingParams, sampling_params
 from pods_jax.sharding import group_shards, replicate
 from pods_jax.types import Prompt, PromptBatch
@@ -173,7 +173,12 @@ def make_engine(
         completions: Rollouts of each prompt.
         prompt_tokens: Longest prompt, which decides how many rows share one once the batch has shrunk.
         prompts: Prompts that will be rolled out in all, which decides how many sizes are worth compiling.
+
+    Raises:
+        ConfigError: lanes are asked for on several devices.
     """
+    if rollout.lanes > 1 and mesh.size > 1:
+        raise ConfigError(f"rollout.lanes={rollout.lanes} is for a single device; the mesh has {mesh.size}")
     platform = mesh.devices.flat[0].platform
     flops = 2 * architecture.spec.matrix_weights * prompts * (prompt_tokens + completions * rollout.max_completion_length)
     return RolloutEngine(
@@ -184,6 +189,7 @@ def make_engine(
         eos_ids=eos_ids(tokenizer, model_folder(model.path, model.revision)),
         width=default_width(platform, architecture.spec, prompt_tokens),
         shrink_steps=worthwhile_sizes(flops, architecture, mesh) if rollout.sizes is None else rollout.sizes,
+        lanes=Lanes(rollout.lanes) if rollout.lanes else default_lanes(mesh.size, platform, architecture.spec),
         prepare=make_prepare(architecture, mesh, model.compute_dtype),
     )
 
@@ -217,13 +223,14 @@ def worthwhile_sizes(flops: float, architecture: Architecture, mesh: Mesh) -> in
 
 def compiled_at_most(engine: RolloutEngine, learner: Learner, *, prompts: int, kept: int, prompt_lengths: int) -> list[str]:
     """Lines that say which programs a run may compile, each once and when it is first needed."""
-    rows = prompts // group_shards() * engine.rollouts
+    lanes = engine.lanes_of(prompts)
+    piece, rows = "lane" if lanes > 1 else "shard", prompts // (group_shards() * lanes) * engine.rollouts
     shapes = ", ".join(f"{size:,}" for size in [rows, *engine.row_sizes(rows)])
     caches = ", ".join(f"{size:,}" for size in engine.capacities)
     updates = learner.most_programs(prompts, kept) * len(engine.capacities)
     return [
         f"compiled at most, for each of {prompt_lengths} prompt length{'s' if prompt_lengths > 1 else ''}: "
-        f"{engine.most_programs(prompts)} programs of the rollout (rows of a shard {shapes}; caches of {caches} tokens), "
+        f"{engine.most_programs(prompts)} programs of the rollout (rows of a {piece} {shapes}; caches of {caches} tokens), "
         f"{updates} of the update",
     ]
 
@@ -280,7 +287,8 @@ def _cache_bytes(config: Config, architecture: Architecture, mesh: Mesh, engine:
     rows, full = prompts * engine.rollouts, engine.capacities[-1]
     before = [0, *engine.capacities][-2]
     most = prompts * prompt + rows * (before + full)
-    for size in engine.row_sizes(rows)[:1]:
+    lanes = engine.lanes_of(prompts)
+    for size in (lanes * size for size in engine.row_sizes(rows // lanes)[:1]):
         tiles = size // engine.width
         most = max(most, prompts * prompt + rows * full + tiles * prompt + size * full)
     kv_heads = max(1, spec.kv_heads // mesh.shape["tensor"])

@@ -155,6 +155,9 @@ class RolloutConfig(Checked, key="rollout"):
     sizes: CountOrZero | None = None
     """Sizes from one half to the next to which the batch shrinks once rollouts have ended, each a set of compiled programs; 0
     decodes every row to the end. Unset chooses 0 to 3: more, the longer generating takes beside compiling."""
+    lanes: CountOrZero = 0
+    """Parts of the prompts that a single device generates side by side, each on a thread of its own; 0 takes one for each core
+    of a CPU where the model is small enough for that to pay, and 1 elsewhere."""
 
     @property
     def greedy_by(self) -> str:

@@ -1,3 +1,4 @@
+import os
 import re
 from dataclasses import replace
 from functools import partial
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from pods_jax.build import make_engine, memory_plan, worthwhile_sizes
-from pods_jax.config import Config, DataConfig, ModelConfig, RolloutConfig, SelectionConfig
+from pods_jax.config import Config, ConfigError, DataConfig, ModelConfig, RolloutConfig, SelectionConfig
 from pods_jax.data.prompts import load_tokenizer
 from pods_jax.models.families import read_spec
 from pods_jax.policy import make_architecture
@@ -43,6 +44,25 @@ def test_the_plan_holds_the_caches_while_they_grow_and_move(n, chunk, tiny_model
     held.append(cached(state, shared) + cached(*moved))
     [printed] = re.findall(r"caches of the rollout ([\d.,]+) MiB", memory_plan(config, architecture, mesh, engine)[1])
     assert float(printed) == pytest.approx(max(held) / 2**20, abs=0.05)
+
+
+@pytest.mark.parametrize("lanes", [0, 1, 2])
+def test_lanes_are_what_the_run_asks_for_or_one_for_each_core(lanes, tiny_model, monkeypatch):
+    monkeypatch.setattr("pods_jax.rollout.engine.LANE_FLOPS", 1.0)
+    mesh = make_mesh((1, 1, 1), jax.devices()[:1])
+    rollout = RolloutConfig(n=6, max_completion_length=20, lanes=lanes)
+    architecture = make_architecture(ModelConfig(path=str(tiny_model)), read_spec(tiny_model), mesh)
+    args = (ModelConfig(path=str(tiny_model)), rollout, architecture, mesh, load_tokenizer(tiny_model), 6)
+    engine = make_engine(*args, prompt_tokens=8, prompts=4)
+    assert engine.lanes.most == (lanes or os.cpu_count())
+
+
+def test_lanes_on_several_devices_are_refused(tiny_model):
+    mesh = make_mesh((2, 1, 1), jax.devices()[:2])
+    architecture = make_architecture(ModelConfig(path=str(tiny_model)), read_spec(tiny_model), mesh)
+    rollout, tokenizer = RolloutConfig(lanes=3), load_tokenizer(tiny_model)
+    with pytest.raises(ConfigError, match=r"rollout.lanes=3 is for a single device; the mesh has 2"):
+        make_engine(ModelConfig(path=str(tiny_model)), rollout, architecture, mesh, tokenizer, 2, prompt_tokens=8, prompts=4)
 
 
 def cached(*holders):

@@ -47,6 +47,8 @@ class RolloutOptions(Checked):
     """Sampling temperature; 0 is greedy."""
     chunk: CountOrZero = 0
     """Tokens by which the cache grows; 0 takes what suits the backend."""
+    lanes: CountOrZero = 0
+    """Parts of the prompts that are generated side by side; 0 takes what suits the backend and the model."""
     repeats: Count = 5
     """Measured runs after the warm-up."""
     seed: Seed = 0
@@ -72,7 +74,7 @@ def run(options: RolloutOptions) -> dict[str, Any]:
     with policy(options.model, options.shape) as model:
         spec, dtype = model.spec, jnp.dtype(options.model.compute_dtype)
         limits = {"prompt_length": options.prompt_length, "completion_length": options.completion_length}
-        engine = model.engine(n=options.n, **limits, chunk=options.chunk)
+        engine = model.engine(n=options.n, **limits, chunk=options.chunk, lanes=options.lanes)
         batch = model.prompts(options.prompts, options.prompt_length, options.seed)
         sampling = sampling_params(temperature=options.temperature)
         keys = map(jax.random.key, itertools.count(options.seed))
@@ -99,6 +101,7 @@ def run(options: RolloutOptions) -> dict[str, Any]:
         "prompt_length": options.prompt_length,
         "completion_length": options.completion_length,
         "lengths": options.lengths.distribution,
+        "lanes": engine.lanes_of(options.prompts),
         "mean_length": float(length_PN.mean()),
         "padding_fraction": 1 - (tokens - length_PN.size) / decoded_rows,
         "tokens_per_second": tokens / rollout.seconds,
@@ -121,7 +124,7 @@ def run(options: RolloutOptions) -> dict[str, Any]:
     }
     print_table(
         f"rollout of {options.prompts} x {options.n} x ({options.prompt_length} + {options.completion_length}) tokens, "
-        f"{options.repeats} runs",
+        f"{engine.lanes_of(options.prompts)} side by side, {options.repeats} runs",
         ("", *SPREAD_COLUMNS, "tokens/s", "tokens/CPU-s"),
         [
             [

@@ -18,7 +18,7 @@ from pods_jax.models.decoder import Decoder
 from pods_jax.models.spec import DecoderSpec
 from pods_jax.policy import Architecture, load_policy, make_architecture, make_prepare
 from pods_jax.rollout.compaction import default_width
-from pods_jax.rollout.engine import RolloutEngine, default_chunk
+from pods_jax.rollout.engine import Lanes, RolloutEngine, default_chunk, default_lanes
 from pods_jax.sharding import make_mesh, to_global
 from pods_jax.types import PromptBatch
 
@@ -114,7 +114,7 @@ class Policy:
         dtype = self.compute_dtype
         return {"jax": jax.__version__, "device": device.device_kind, "parameters": self.parameters, "compute_dtype": dtype}
 
-    def engine(self, *, n: int, prompt_length: int, completion_length: int, chunk: int) -> RolloutEngine:
+    def engine(self, *, n: int, prompt_length: int, completion_length: int, chunk: int, lanes: int = 0) -> RolloutEngine:
         """The rollout engine as a training run builds it, with an EOS id outside the vocabulary: no completion ends early."""
         return RolloutEngine(
             self.architecture.graph,
@@ -124,6 +124,7 @@ class Policy:
             eos_ids=[self.spec.vocab_size],
             width=default_width(self.platform, self.spec, prompt_length),
             shrink_steps=2,
+            lanes=Lanes(lanes) if lanes else default_lanes(self.mesh.size, self.platform, self.spec),
             prepare=make_prepare(self.architecture, self.mesh, self.compute_dtype),
         )
 

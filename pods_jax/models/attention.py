@@ -6,7 +6,7 @@ the concatenated sequence. Decoding has one form per backend (`DECODE_FORMS`): t
 are what a CPU and a TPU disagree about. All scores are float32.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
@@ -97,22 +97,22 @@ class DecodeForm:
     grow: Callable[[Any, int], Any]
 
 
-def _merge(
-    on_prompt: Float[Array, "P N K G L"],
-    on_own: Float[Array, "P N K G S"],
-    on_self: Float[Array, "P N K G"] | None,
-    length_P: Int[Array, "P"],
-    filled: Int[Array, ""],
-) -> tuple[Array, ...]:
-    """Softmax over the parts of one row of scores, each part returned apart; what is not there yet is hidden."""
+def _softmax(
+    scores: Sequence[Float[Array, "P ... keys"]], length_P: Int[Array, "P"], filled: Int[Array, ""]
+) -> tuple[list[Float[Array, "P ... keys"]], Float[Array, "P ... 1"]]:
+    """One softmax over several parts: the exponentials of each, and the sum of all, by which they are yet to be divided.
+
+    The parts are the prompt, the own tokens, of which ``filled`` are there, and where it is not among them the token itself.
+    """
+    on_prompt, on_own, *on_self = scores
     in_prompt = jnp.arange(on_prompt.shape[-1])[None, :] < length_P[:, None]
-    on_prompt = jnp.where(in_prompt[:, None, None, None, :], on_prompt, HIDDEN)
-    on_own = jnp.where((jnp.arange(on_own.shape[-1]) < filled)[None, None, None, None, :], on_own, HIDDEN)
-    parts = [on_prompt, on_own] if on_self is None else [on_prompt, on_own, on_self[..., None]]
+    on_prompt = jnp.where(jnp.expand_dims(in_prompt, tuple(range(1, on_prompt.ndim - 1))), on_prompt, HIDDEN)
+    there = jnp.arange(on_own.shape[-1]) < filled
+    on_own = jnp.where(jnp.expand_dims(there, tuple(range(on_own.ndim - 1))), on_own, HIDDEN)
+    parts = [on_prompt, on_own, *on_self]
     peak = reduce(jnp.maximum, (part.max(axis=-1, keepdims=True) for part in parts))
     parts = [jnp.exp(part - peak) for part in parts]
-    scale = 1.0 / sum(part.sum(axis=-1, keepdims=True) for part in parts)
-    return tuple(part * scale for part in parts)
+    return parts, reduce(jnp.add, (part.sum(axis=-1, keepdims=True) for part in parts))
 
 
 # --- matrix units (TPU, GPU): batched dots over [P, N, S, K, H] --------------------------------------------------------------
@@ -142,7 +142,8 @@ def _dots_attend(
     on_prompt = _einsum("pnkgh,pskh->pnkgs", q, prompt[0])
     on_own = _einsum("pnkgh,pnskh->pnkgs", q, own[0])
     on_self = _einsum("pnkgh,pnkh->pnkg", q, k_PNKH)
-    w_prompt, w_own, w_self = _merge(on_prompt, on_own, on_self, length_P, filled)
+    parts, total = _softmax((on_prompt, on_own, on_self[..., None]), length_P, filled)
+    w_prompt, w_own, w_self = (part * (1.0 / total) for part in parts)
     out = _einsum("pnkgs,pskh->pnkgh", w_prompt.astype(v_PNKH.dtype), prompt[1])
     out = out + _einsum("pnkgs,pnskh->pnkgh", w_own.astype(v_PNKH.dtype), own[1])
     out = out + w_self * v_PNKH[:, :, :, None, :].astype(jnp.float32)
@@ -209,16 +210,20 @@ def _rows_attend(
     q = _grouped(q_PNQH, k_PNKH.shape[2]).astype(jnp.float32)
     new = _rows_put(own, (k_PNKH, v_PNKH), filled) if write_first else (k_PNKH, v_PNKH)
     keys, values = new if write_first else own
-    on_self = None if write_first else jnp.sum(q * k_PNKH[:, :, :, None].astype(jnp.float32), axis=-1)
     alone = q.shape[1] == 1  # a prompt of one rollout is a cache like its own
     on_prompt = _rows_scores(q, prompt[0][:, None]) if alone else _einsum("pnkgh,pkhs->pnkgs", q, prompt[0])
-    seen = filled + 1 if write_first else filled
-    w_prompt, w_own, *w_self = _merge(on_prompt, _rows_scores(q, keys), on_self, length_P, seen)
+    scores = [on_prompt, _rows_scores(q, keys)]
+    if not write_first:
+        scores.append(jnp.sum(q * k_PNKH[:, :, :, None].astype(jnp.float32), axis=-1, keepdims=True))
+    # Over all five axes of the scores, two of them short, a CPU's exponential takes three times as long as over rows of scores.
+    rows = [part.reshape(q.shape[0], -1, part.shape[-1]) for part in scores]
+    parts, total = _softmax(rows, length_P, filled + 1 if write_first else filled)
+    w_prompt, w_own, *w_self = (part.reshape(*q.shape[:-1], -1) for part in parts)
     out = _rows_values(w_prompt, prompt[1][:, None]) if alone else _einsum("pnkgs,pksh->pnkgh", w_prompt, prompt[1])
     out = out + _rows_values(w_own, values)
     if w_self:
         out = out + w_self[0] * v_PNKH[:, :, :, None].astype(jnp.float32)
-    return out.reshape(q_PNQH.shape).astype(q_PNQH.dtype), new
+    return (out / total.reshape(*q.shape[:-1], 1)).reshape(q_PNQH.shape).astype(q_PNQH.dtype), new
 
 
 def _rows_put(own: Cache, new: Cache, slot: Array) -> Cache:

@@ -8,6 +8,7 @@ axis; the layer loop is a scan (fast to compile) or unrolled (fast to run on a C
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -28,11 +29,16 @@ Weights = dict[str, Array]
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class DecodeWeights:
-    """Layer weights and output head in the form that the token loop reads."""
+class DecodeInputs:
+    """What the token loop reads at every token: layer weights and output head in their final form, and rotary positions.
+
+    ``tables_TP1h`` are the cosine and sine of T consecutive completion positions of each prompt, from ``begin`` (int32).
+    """
 
     layers: Any
     head_DV: Float[Array, "D V"]
+    tables_TP1h: tuple[Float[Array, "T P 1 h"], Float[Array, "T P 1 h"]]
+    begin: Int[Array, ""]
 
 
 def _normal(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...], dtype: DTypeLike) -> nnx.Param:
@@ -136,13 +142,19 @@ class Decoder(nnx.Module):
         x, cache = self._through_layers(layer, self._embed(tokens_PL), self._cast_layers())
         return self._final(x), cache
 
-    def decode_weights(self) -> DecodeWeights:
-        """What ``decode`` reads at every token: cast, cut into layers and transposed once, outside the token loop."""
-        return DecodeWeights(self._cast_layers(), self.head_DV())
+    def decode_inputs(self, prompt_length_P: Int[Array, "P"], begin: int, end: int) -> DecodeInputs:
+        """What ``decode`` reads at the completion positions ``begin .. end - 1``, made once, outside the token loop.
+
+        Weights are cast, cut into layers and transposed. Left to the loop, a CPU would also compute the rotary tables anew for
+        every row and head of every layer.
+        """
+        positions_TP = jnp.arange(begin, end)[:, None] + prompt_length_P[None]
+        tables = rotary_tables(positions_TP[..., None], self.spec)
+        return DecodeInputs(self._cast_layers(), self.head_DV(), tables, jnp.int32(begin))
 
     def decode(
         self,
-        weights: DecodeWeights,
+        inputs: DecodeInputs,
         token_PN: Int[Array, "P N"],
         prompt_length_P: Int[Array, "P"],
         prompt_cache: Any,
@@ -152,7 +164,7 @@ class Decoder(nnx.Module):
         """One token of every rollout through all layers.
 
         Args:
-            weights: From ``decode_weights``.
+            inputs: From ``decode_inputs``, for positions among which is ``filled``.
             token_PN: The token that stands at completion position ``filled``.
             prompt_length_P: Prompt lengths.
             prompt_cache: From ``prefill``.
@@ -163,7 +175,8 @@ class Decoder(nnx.Module):
             Float32 logits of the next token, and the cache with this token's keys and values in slot ``filled``.
         """
         form = attention.DECODE_FORMS[self.form]
-        tables = rotary_tables((prompt_length_P + filled)[:, None], self.spec)
+        row = partial(jax.lax.dynamic_index_in_dim, index=filled - inputs.begin, keepdims=False)
+        tables = jax.tree.map(row, inputs.tables_TP1h)
 
         def layer(x, w, caches):
             prompt, own = caches
@@ -171,12 +184,12 @@ class Decoder(nnx.Module):
             out, new = form.attend(q, k, v, prompt, prompt_length_P, own, filled)
             return constrain(self._close(w, x, out), ("prompts", "rollouts", "width")), new
 
-        x, new = self._through_layers(layer, self._embed(token_PN), weights.layers, (prompt_cache, cache))
+        x, new = self._through_layers(layer, self._embed(token_PN), inputs.layers, (prompt_cache, cache))
         if self.unroll:
             cache = tuple(form.write(*layer, filled) for layer in zip(cache, new, strict=True))
         else:
             cache = jax.vmap(form.write, in_axes=(0, 0, None))(cache, new, filled)
-        return _logits(self._final(x), weights.head_DV), cache
+        return _logits(self._final(x), inputs.head_DV), cache
 
     def empty_cache(self, prompts: int, rollouts: int, capacity: int) -> Any:
         """Own caches of all layers with room for ``capacity`` tokens of each rollout."""

@@ -50,14 +50,24 @@ def effective_temperature(temperature: Float[Array, ""]) -> Float[Array, ""]:
     return jnp.where(temperature > 0, temperature, 1.0)
 
 
+def uniforms(key_R: Key[Array, "*rows"], position_T: Int[Array, "T"]) -> Float[Array, "T *rows"]:
+    """A uniform number in [0, 1) for each row and token position, from the row's key folded with the position.
+
+    For many positions at once: hashing one number a row costs a CPU as much as a small matrix product.
+    """
+    return jax.vmap(lambda t: jax.vmap(lambda k: jax.random.uniform(jax.random.fold_in(k, t)))(key_R.reshape(-1)))(
+        position_T
+    ).reshape(-1, *key_R.shape)
+
+
 def sample(
-    logits_RV: Float[Array, "*rows V"], key_R: Key[Array, "*rows"], params: SamplingParams
+    logits_RV: Float[Array, "*rows V"], uniform_R: Float[Array, "*rows"], params: SamplingParams
 ) -> tuple[Int[Array, "*rows"], Float[Array, "*rows"]]:
     """Draws one token a row.
 
     Args:
         logits_RV: Float32 logits.
-        key_R: One key a row; equal keys and logits give equal tokens whatever the batch.
+        uniform_R: One uniform number a row; equal numbers and logits give equal tokens whatever the batch.
         params: Sampling parameters.
 
     Returns:
@@ -70,10 +80,9 @@ def sample(
     total = jnp.sum(relative, axis=-1)
     truncated = (params.top_k > 0) | (params.top_p < 1) | (params.min_p > 0)
     kept = jax.lax.cond(truncated, lambda p: truncate(p, params), lambda p: p, relative)
-    uniform = jax.vmap(lambda k: jax.random.uniform(k))(key_R.reshape(-1)).reshape(key_R.shape)
     drawn = jax.lax.cond(
         params.temperature > 0,
-        lambda p: inverse_cdf(p, uniform),
+        lambda p: inverse_cdf(p, uniform_R),
         lambda p: jnp.argmax(p, axis=-1).astype(jnp.int32),
         kept,
     )

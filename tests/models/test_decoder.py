@@ -213,7 +213,7 @@ def decoded_logits(name, capacities, **options):
     @jax.jit
     def step(params, token, cache, filled):
         decoder = build(params)
-        return decoder.decode(decoder.decode_weights(), token, LENGTH, prompt_cache, cache, filled)
+        return decoder.decode(decoder.decode_inputs(LENGTH, 0, capacities[-1]), token, LENGTH, prompt_cache, cache, filled)
 
     outputs = [np.broadcast_to(first.astype(jnp.float32)[:, None], (P, M, V))]
     cache = build(params).empty_cache(P, M, capacities[0])

@@ -16,7 +16,7 @@ from pods_jax.models.decoder import Decoder
 from pods_jax.models.logprob import token_logp
 from pods_jax.models.spec import DecoderSpec
 from pods_jax.rollout.compaction import Rows, plan
-from pods_jax.rollout.engine import MAX_EOS_IDS, RolloutEngine, Stop, eos_array, rollout_keys
+from pods_jax.rollout.engine import MAX_EOS_IDS, Lanes, RolloutEngine, Stop, default_lanes, eos_array, rollout_keys
 from pods_jax.rollout.sampling import effective_temperature, sampling_params
 from pods_jax.sharding import ROLLOUT_TABLE, make_mesh, named_sharding, replicate, to_global, to_local
 from pods_jax.types import PromptBatch
@@ -48,7 +48,7 @@ def decoder_params():
 
 
 @cache
-def make_engine(*, n=N, chunk=7, unroll=True, form="rows", shape=None, width=1, shrink_steps=2):
+def make_engine(*, n=N, chunk=7, unroll=True, form="rows", shape=None, width=1, shrink_steps=2, lanes=1):
     """Engine without an end of sequence; one for each set of compiled programs, shared by all tests."""
     graph, _ = graph_and_params(unroll=unroll, form=form)
     gather = jax.jit(lambda params: params, out_shardings=shardings(shape, ROLLOUT_TABLE)) if shape else lambda params: params
@@ -60,6 +60,7 @@ def make_engine(*, n=N, chunk=7, unroll=True, form="rows", shape=None, width=1, 
         eos_ids=NEVER,
         width=width,
         shrink_steps=shrink_steps,
+        lanes=Lanes(lanes),
         prepare=gather,
     )
 
@@ -330,6 +331,85 @@ def lowered_shrinks(engine, params, batch, mesh):
     yield engine.bring_home.lower(state.rows, fewer.rows, home).compile()
 
 
+# --- lanes
+
+
+@pytest.mark.parametrize("sampling", [WARM, {"temperature": 0.8, "top_p": 0.8}, GREEDY], ids=["plain", "top_p", "greedy"])
+@pytest.mark.parametrize("lanes", [2, 4, 7])
+def test_lanes_change_no_token(lanes, sampling, eos_ids):
+    alone, beside = (generate(with_eos(make_engine(lanes=count), eos_ids), **sampling) for count in (1, lanes))
+    np.testing.assert_array_equal(beside.tokens_PNC, alone.tokens_PNC)
+    np.testing.assert_array_equal(beside.length_PN, alone.length_PN)
+    np.testing.assert_array_equal(beside.finished_PN, alone.finished_PN)
+    np.testing.assert_allclose(beside.logp_PNC, alone.logp_PNC, atol=1e-5)
+
+
+def test_each_lane_shrinks_by_itself_and_its_rows_are_counted(free):
+    engine = make_engine(lanes=4)
+    rollouts = generate(engine, limit_PN=jnp.asarray(LIMITS))
+    parts = np.split(np.arange(P), 4)
+    each = [
+        generate(make_engine(), prompts=jax.tree.map(lambda x: x[part], PROMPTS), limit_PN=jnp.asarray(LIMITS)[part])  # noqa: B023
+        for part in parts
+    ]
+    np.testing.assert_array_equal(rollouts.tokens_PNC, cut(free, LIMITS)[0])
+    np.testing.assert_array_equal(rollouts.length_PN, LIMITS)
+    assert rollouts.decoded_rows == sum(part.decoded_rows for part in each) < P * N * (C - 1)
+
+
+def test_lanes_that_meet_a_new_program_together_compile_it_once(free):
+    engine = RolloutEngine(
+        graph_and_params(unroll=True, form="rows")[0],
+        rollouts=N,
+        max_completion_length=C,
+        chunk=7,
+        eos_ids=NEVER,
+        shrink_steps=1,
+        lanes=Lanes(4),
+    )
+    with compilations() as compiled:
+        rollouts = [generate(engine, limit_PN=jnp.asarray(limits)) for limits in (np.full((P, N), C, np.int32), LIMITS)]
+    np.testing.assert_array_equal(rollouts[0].tokens_PNC, free.tokens_PNC)
+    assert len(compiled) >= engine.compiled_programs() > 5
+    assert engine.compiled_programs() <= engine.most_programs(P)
+    with compilations() as compiled:
+        generate(engine, key=5, limit_PN=jnp.asarray(LIMITS))
+    assert compiled == []
+
+
+def test_a_lane_that_fails_fails_the_call():
+    engine = copy.copy(make_engine(lanes=2))
+
+    def refuse(*_):
+        raise RuntimeError("no memory for the decode loop")
+
+    engine.decode = dict.fromkeys(engine.capacities, refuse)
+    with pytest.raises(RuntimeError, match="no memory"):
+        generate(engine)
+
+
+@pytest.mark.parametrize(
+    ("most", "rows", "prompts", "lanes"), [(1, 1, 8, 1), (4, 1, 8, 4), (4, 1, 6, 3), (2, 1, 7, 1), (4, 6, 4, 2), (4, 13, 4, 1)]
+)
+def test_as_many_lanes_as_share_the_prompts_evenly_and_are_filled(most, rows, prompts, lanes):
+    engine = copy.copy(make_engine())
+    engine.lanes = Lanes(most, rows)
+    assert engine.lanes_of(prompts) == lanes
+
+
+def test_lanes_are_for_one_cpu_device_and_a_model_of_some_size(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 6)
+    assert default_lanes(1, "cpu", SPEC).most == 6
+    assert SPEC.matrix_weights * 2 * default_lanes(1, "cpu", SPEC).rows >= 6e6
+    for devices, platform, spec in [
+        (2, "cpu", SPEC),
+        (1, "tpu", SPEC),
+        (1, "gpu", SPEC),
+        (1, "cpu", replace(SPEC, layers=10**5)),
+    ]:
+        assert default_lanes(devices, platform, spec) == Lanes()
+
+
 # --- what does
 
 
@@ -416,8 +496,14 @@ def test_the_count_of_compilations_sees_one():
     assert compiled
 
 
-def test_the_engine_asks_for_no_transfer_that_its_caller_did_not_make(free):
-    engine, params, key, sampling = make_engine(), decoder_params(), jax.random.key(0), replicate(sampling_params(**WARM))
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_the_engine_asks_for_no_transfer_that_its_caller_did_not_make(lanes, free):
+    engine, params, key, sampling = (
+        make_engine(lanes=lanes),
+        decoder_params(),
+        jax.random.key(0),
+        replicate(sampling_params(**WARM)),
+    )
     with jax.transfer_guard_host_to_device("disallow"), jax.transfer_guard_device_to_host("disallow"):
         rollouts = to_local(engine(params, PROMPTS, key, sampling))
     np.testing.assert_array_equal(rollouts.tokens_PNC, free.tokens_PNC)

@@ -13,9 +13,17 @@ from jaxtyping import jaxtyped
 from pods_jax.rollout import sampling
 from pods_jax.rollout.sampling import BLOCK, sampling_params
 
-sample = jax.jit(jaxtyped(typechecker=beartype)(sampling.sample))
+uniforms = jax.jit(jaxtyped(typechecker=beartype)(sampling.uniforms))
+checked_sample = jaxtyped(typechecker=beartype)(sampling.sample)
 truncate = jax.jit(jaxtyped(typechecker=beartype)(sampling.truncate))
 inverse_cdf = jax.jit(jaxtyped(typechecker=beartype)(sampling.inverse_cdf))
+
+
+@jax.jit
+def sample(logits, keys, params):
+    """Draws with the numbers that the rows' keys give for position 0."""
+    return checked_sample(jnp.asarray(logits), uniforms(keys, jnp.arange(1))[0], params)
+
 
 DRAWS = 16_384
 LAST_UNIFORM = np.float32(1 - 2.0**-24)
@@ -137,11 +145,22 @@ def test_other_keys_give_other_tokens():
     assert len(set(first.tolist())) > 5
 
 
+def test_every_row_and_position_has_a_number_of_its_own_whichever_are_asked_for_together():
+    keys = jax.random.split(jax.random.key(3), (5, 7))
+    drawn = np.asarray(uniforms(keys, jnp.arange(11)))
+    assert drawn.shape == (11, 5, 7)
+    assert len(np.unique(drawn)) == drawn.size
+    assert (drawn >= 0).all()
+    assert (drawn < 1).all()
+    np.testing.assert_array_equal(uniforms(keys[2:3, 4:], jnp.arange(6, 9)), drawn[6:9, 2:3, 4:])
+    np.testing.assert_array_equal(drawn[8, 1, 2], jax.random.uniform(jax.random.fold_in(keys[1, 2], 8)))
+
+
 def test_changed_parameters_do_not_recompile():
     draw: Any = jax.jit(sampling.sample)
-    logits, keys = np.broadcast_to(logits_of(13), (3, 13)), jax.random.split(jax.random.key(0), 3)
+    logits, uniform = np.broadcast_to(logits_of(13), (3, 13)), np.array([0.1, 0.5, 0.9], np.float32)
     for params in [*SETTINGS.values(), {"temperature": 0.0}, {"temperature": 1}]:
-        draw(logits, keys, sampling_params(**params))
+        draw(logits, uniform, sampling_params(**params))
     assert draw._cache_size() == 1
 
 
