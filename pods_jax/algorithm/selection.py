@@ -299,9 +299,17 @@ def _index_mask(n: int) -> int:
 
 
 def _random_ties(key: PRNGKeyArray, n: int) -> UInt32[Array, "n"]:
-    """Random bits above the index. Two of them are equal, and the index decides, with a chance of n / 2**31 at most."""
-    random_N = jax.random.bits(key, (n,)) & jnp.uint32(0xFFFFFFFF - _index_mask(n))
-    return random_N | _slots(n).astype(jnp.uint32)
+    """Random bits above the index. Two of them are equal, and the index decides, with a chance of n / 2**31 at most.
+
+    Two random words a group, spread over its indices by the finaliser of MurmurHash3, in which every bit of the input flips
+    each bit of the output in half of the cases. A generator's number for each rollout would cost as much as the sort.
+    """
+    start, flip = jax.random.bits(key, (2,))
+    x = start + _slots(n).astype(jnp.uint32) * jnp.uint32(0x9E3779B9)
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    x = x ^ (x >> 16) ^ flip
+    return (x & jnp.uint32(0xFFFFFFFF - _index_mask(n))) | _slots(n).astype(jnp.uint32)
 
 
 def _window(value_N: Shaped[Array, "N"], start: Int[Array, ""], size: int) -> Shaped[Array, "M"]:

@@ -9,18 +9,31 @@ import pytest
 from pods_jax.bench import selector
 
 
+def chosen(rule, rewards_PN, m, seed=0):
+    index_PM = selector.numpy_select(rule, rewards_PN, m, np.random.default_rng(seed))
+    assert all(len(set(row)) == m for row in index_PM.tolist())
+    return np.take_along_axis(rewards_PN.astype(np.float64), index_PM, axis=1)
+
+
 @pytest.mark.parametrize(("n", "m"), [(5, 1), (5, 2), (7, 3), (7, 7)])
 def test_the_reference_of_max_variance_is_optimal(n, m):
-    rewards_PN = np.round(np.random.default_rng(n + m).random((11, n)), 1)
-    kept = selector.numpy_max_variance(rewards_PN, m)
-    best = [max(np.var(chosen) for chosen in itertools.combinations(row, m)) for row in rewards_PN]
-    np.testing.assert_allclose(kept.var(axis=1), best, atol=1e-12)
+    rewards_PN = np.round(np.random.default_rng(n + m).normal(size=(11, n)), 1).astype(np.float32)
+    best = [max(np.var(kept) for kept in itertools.combinations(row.astype(np.float64), m)) for row in rewards_PN]
+    np.testing.assert_allclose(chosen("max_variance", rewards_PN, m).var(axis=1), best, atol=1e-12)
 
 
 def test_the_other_references_by_hand():
-    rewards = np.array([[5.0, 1.0, 4.0, 2.0, 3.0, 6.0]])
-    assert selector.numpy_max_reward(rewards, 2).tolist() == [[5.0, 6.0]]
-    assert selector.numpy_percentile(rewards, 3).tolist() == [[2.0, 4.0, 6.0]]
+    rewards = np.array([[5.0, -1.0, 4.0, 2.0, 3.0, 6.0]], np.float32)
+    assert chosen("max_reward", rewards, 2).tolist() == [[5.0, 6.0]]
+    assert chosen("percentile", rewards, 3).tolist() == [[2.0, 4.0, 6.0]]
+    assert chosen("all", rewards, 6).tolist() == [[-1.0, 2.0, 3.0, 4.0, 5.0, 6.0]]
+
+
+def test_the_reference_sorts_and_breaks_ties_at_random():
+    rewards = np.array([[0.5, -0.0, 0.5, -2.0, 0.0, 0.5]], np.float32)
+    orders = {tuple(selector.numpy_order(rewards, np.random.default_rng(seed))[0].tolist()) for seed in range(200)}
+    assert {order[0] for order in orders} == {3}
+    assert len(orders) == 2 * 6  # both zeros, and the three halves, in every order
 
 
 def test_a_set_that_is_not_optimal_is_found_out():
