@@ -19,7 +19,7 @@ from pods_jax.compare.arms import CompareConfig, arm_configs, arms_of, of_seed, 
 from pods_jax.compare.curves import Runs, read_curve, read_imports
 from pods_jax.compare.pages import write_comparison
 from pods_jax.compare.running import find_unfinished, run_all
-from pods_jax.compare.tables import Table, accuracy_table, cost_table, level_table, print_table, ratio_table
+from pods_jax.compare.tables import Table, accuracy_table, cost_table, level_table, print_table, ratio_table, way_table
 from pods_jax.config import Config, ConfigError
 from pods_jax.fields import shown
 from pods_jax.train import join_hosts, run_folder
@@ -98,7 +98,7 @@ def _write(config: CompareConfig, configs: Mapping[str, Config], arms: Mapping[s
     if config.sweep.chosen:
         tables.insert(0, level_table(arms, share))
     elif len(arms) > 1:
-        tables.insert(0, ratio_table(arms, share))
+        tables[:0] = [ratio_table(arms, share), way_table(arms)]
     out = out_folder(config) / "compare.html"
     out.parent.mkdir(parents=True, exist_ok=True)
     page = write_comparison(

@@ -39,6 +39,28 @@ def ratio_table(arms: Mapping[str, Runs], share: float) -> Table:
     return table
 
 
+ON_THE_WAY = (0.5, 0.75, 0.9, 0.95)
+
+
+def way_table(arms: Mapping[str, Runs]) -> Table:
+    """For every arm after the first: the ratio of the times to lower shares of its best accuracy."""
+    (reference, fast), *baselines = arms.items()
+    table = Table(
+        f"On the way: seconds of each baseline over those of {reference}",
+        "To the given shares of the baseline's best accuracy; of the steps in brackets. Medians over seeds. Where the accuracy "
+        "flattens out, a single evaluation more or less decides when a level counts as reached; these levels are steeper.",
+        ["baseline", *(f"to {share:.0%}" for share in ON_THE_WAY)],
+    )
+    for name, slow in baselines:
+        row = [name]
+        for share in ON_THE_WAY:
+            levels = levels_of(slow, fast, share)
+            wall, step = (ratios(slow, fast, levels, clock).median for clock in ("wall", "step"))
+            row.append("not reached" if wall is None or step is None else f"{wall:.2f} ({step:.2f})")
+        table.rows.append(row)
+    return table
+
+
 def level_table(arms: Mapping[str, Runs], share: float) -> Table:
     """Of a sweep: when each arm reaches a level that all reach."""
     levels = common_levels(list(arms.values()), share)
