@@ -112,6 +112,8 @@ def take_by_shard(x: jax.Array, index: jax.Array) -> jax.Array:
 def to_global(mesh: Mesh, tree: Any, axes: Sequence[str | None] = ("prompts",)) -> Any:
     """Host arrays, whole and alike on every process, as global arrays whose first dimensions carry the logical ``axes``."""
     sharding = named_sharding(mesh, axes)
+    if jax.process_count() == 1:
+        return jax.device_put(jax.tree.map(np.asarray, tree), sharding)
 
     def place(x: Any) -> jax.Array:
         host = np.asarray(x)

@@ -16,7 +16,7 @@ from pods_jax.compare.curves import (
     times_to,
 )
 from pods_jax.compare.pages import mean_points
-from pods_jax.compare.tables import accuracy_table, cost_table, level_table, ratio_table
+from pods_jax.compare.tables import accuracy_table, cost_table, level_table, ratio_table, way_table
 
 
 def curve(accuracy, seconds=None, **changes):
@@ -186,6 +186,12 @@ def test_tables_of_hand_worked_runs():
     assert accuracy_table(arms).rows[1] == ["grpo", "2", "10 (10..10)", "0.0% (0.0%..0.0%)", *["60.0% (40.0%..80.0%)"] * 2]
     assert cost_table(arms).rows[1] == ["grpo", "1.500", "0.250", "", "1.000", "0.250", "2.000"]
     assert [row[2] for row in level_table(arms, 1.0).rows] == ["3.0 (2.0..4.0)", "12.0 (8.0..16.0)"]
+    assert way_table(arms).rows == [["grpo", *["5.00 (1.50)"] * 4]]  # straight lines from nothing: the same share of the way
+
+
+def test_a_level_that_is_not_reached_on_the_way_has_no_ratio():
+    arms = {"pods": {0: curve([0.0, 0.5], seconds=[0, 4])}, "grpo": {0: curve([0.0, 0.8], seconds=[0, 8])}}
+    assert way_table(arms).rows == [["grpo", "1.25 (0.62)", *["not reached"] * 3]]
 
 
 def test_the_mean_line_passes_the_steps_that_all_seeds_were_evaluated_at():

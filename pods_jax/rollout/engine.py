@@ -42,8 +42,9 @@ class DecodeState:
     """What a chunk of decoding reads and returns; donated from chunk to chunk.
 
     The batch starts as P prompts with N rollouts each, and shrinks to fewer and narrower tiles, which the same letters name.
-    ``limit_PN`` is the number of tokens at which a rollout is cut, 0 for a row of padding. ``filled`` counts the tokens that
-    every row has (beyond their length, ended rollouts hold padding). ``decoded_rows`` is that of ``Rollouts``.
+    ``limit_PN`` is the number of tokens at which a rollout is cut. ``running_PN`` says which rollouts go on: neither ended by
+    an EOS token, nor at their limit, nor a row of padding. ``filled`` counts the tokens that every row has (beyond their
+    length, ended rollouts hold padding). ``decoded_rows`` is that of ``Rollouts``.
     """
 
     cache: Any
@@ -52,14 +53,10 @@ class DecodeState:
     logp_PNC: Float[Array, "P N C"]
     length_PN: Int[Array, "P N"]
     finished_PN: Bool[Array, "P N"]
+    running_PN: Bool[Array, "P N"]
     limit_PN: Int[Array, "P N"]
     filled: Int[Array, ""]
     decoded_rows: Float[Array, ""]
-
-    @property
-    def running_PN(self) -> Bool[Array, "P N"]:
-        """Rollouts that go on: neither ended by an EOS token nor at their limit."""
-        return ~self.finished_PN & (self.length_PN < self.limit_PN)
 
     @property
     def rows(self) -> tuple[Array, Array, Array, Array]:
@@ -306,13 +303,15 @@ def _record(state: DecodeState, slot: Array, token_PN: Array, logp_PN: Array, eo
     """Writes the token drawn for completion position ``slot``; rollouts that had ended keep zeros."""
     running = state.running_PN
     put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=slot, axis=2)
-    is_end = (token_PN[..., None] == eos_ids[None, None]).any(axis=-1)
+    length_PN = state.length_PN + running
+    ended_PN = running & (token_PN[..., None] == eos_ids[None, None]).any(axis=-1)
     return replace(
         state,
         tokens_PNC=put(state.tokens_PNC, jnp.where(running, token_PN, 0)[..., None]),
         logp_PNC=put(state.logp_PNC, jnp.where(running, logp_PN, 0.0)[..., None]),
-        length_PN=state.length_PN + running,
-        finished_PN=state.finished_PN | (running & is_end),
+        length_PN=length_PN,
+        finished_PN=state.finished_PN | ended_PN,
+        running_PN=running & ~ended_PN & (length_PN < state.limit_PN),
         filled=slot + 1,
     )
 
@@ -348,6 +347,7 @@ def _prefill(
         logp_PNC=filled_with(0, jnp.float32, max_length),
         length_PN=filled_with(0, jnp.int32),
         finished_PN=filled_with(False, bool),
+        running_PN=filled_with(True, bool),
         limit_PN=filled_with(max_length, jnp.int32) if limit_PN is None else limit_PN,
         filled=jnp.int32(0),
         decoded_rows=jnp.float32(0),
@@ -409,7 +409,7 @@ def _shrink(
     def tiles(tree: Any) -> Any:
         return jax.tree.map(lambda x: take_each(x, move.tile_ST), tree)
 
-    limit_PN = rows(state.limit_PN)
+    running_PN = rows(state.running_PN)
     moved = replace(
         state,
         cache=decoder.each_layer(rows, state.cache),
@@ -418,7 +418,8 @@ def _shrink(
         logp_PNC=rows(state.logp_PNC),
         length_PN=rows(state.length_PN),
         finished_PN=rows(state.finished_PN),
-        limit_PN=jnp.where(move.real_SR.reshape(limit_PN.shape), limit_PN, 0),
+        running_PN=running_PN & move.real_SR.reshape(running_PN.shape),
+        limit_PN=rows(state.limit_PN),
     )
     return moved, SharedPrompts(decoder.each_layer(tiles, shared.cache), tiles(shared.length_P))
 
