@@ -270,11 +270,12 @@ def test_the_page_says_what_was_compared_and_how(whole):
         "in turns, step by step",
         "GRPO on all n with gradient accumulation, as published",
         "Time to 99% of each baseline",
+        "On the way: seconds of each baseline over those of pods",
         "Seconds a step",
         "pods sooner than grpo_ga",
     ):
         assert text in page, text
-    assert page.count("<table>") == 4
+    assert page.count("<table>") == 5
 
 
 def test_imports_alone_are_compared_with_the_first_of_them(whole, arguments, tmp_path, capsys):

@@ -120,8 +120,9 @@ def _facts(config: CompareConfig, configs: Mapping[str, Config]) -> list[str]:
     extra = f", and {config.compare.extra_steps:,} more of the first arm" if config.compare.extra_steps else ""
     turns = "in turns, step by step" if config.compare.interleave == "step" else "one after another"
     prompts, n, m = config.data.prompts_per_step, config.rollout.n, config.selection.m
+    passes = f", {one.update.epochs} passes over what is kept" if one.update.epochs > 1 else ""
     return [
-        f"{one.model.path} on {one.data.task}; {one.run.steps:,} steps{extra}, of {prompts} prompts, n={n}, m={m}; "
+        f"{one.model.path} on {one.data.task}; {one.run.steps:,} steps{extra}, of {prompts} prompts, n={n}, m={m}{passes}; "
         f"learning rate {one.optimizer.learning_rate:g}; {jax.device_count()} x {jax.devices()[0].device_kind}.",
         f"{len(configs)} arms from the same checkpoint over the same prompts, {turns}; seeds {shown(config.compare.seeds)}; "
         f"evaluated every {one.eval.every} steps on {config.data.held_out_problems:,} held-out problems, which is not timed.",
