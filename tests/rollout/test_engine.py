@@ -348,10 +348,9 @@ def test_each_lane_shrinks_by_itself_and_its_rows_are_counted(free):
     engine = make_engine(lanes=4)
     rollouts = generate(engine, limit_PN=jnp.asarray(LIMITS))
     parts = np.split(np.arange(P), 4)
-    each = [
-        generate(make_engine(), prompts=jax.tree.map(lambda x: x[part], PROMPTS), limit_PN=jnp.asarray(LIMITS)[part])  # noqa: B023
-        for part in parts
-    ]
+    batches = [PromptBatch(PROMPTS.tokens_PL[part], PROMPTS.length_P[part]) for part in parts]
+    limits = [jnp.asarray(LIMITS[part]) for part in parts]
+    each = [generate(make_engine(), prompts=batch, limit_PN=limit) for batch, limit in zip(batches, limits, strict=True)]
     np.testing.assert_array_equal(rollouts.tokens_PNC, cut(free, LIMITS)[0])
     np.testing.assert_array_equal(rollouts.length_PN, LIMITS)
     assert rollouts.decoded_rows == sum(part.decoded_rows for part in each) < P * N * (C - 1)
@@ -383,7 +382,7 @@ def test_a_lane_that_fails_fails_the_call():
     def refuse(*_):
         raise RuntimeError("no memory for the decode loop")
 
-    engine.decode = dict.fromkeys(engine.capacities, refuse)
+    engine.decode = dict.fromkeys(engine.capacities, refuse)  # type: ignore[assignment]
     with pytest.raises(RuntimeError, match="no memory"):
         generate(engine)
 
