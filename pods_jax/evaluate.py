@@ -21,17 +21,20 @@ import jax
 import numpy as np
 from rich.progress import track
 
-from pods_jax.build import find_policy, load_any_policy, load_prompts, make_engine, make_sampling, make_verifier
-from pods_jax.command_line import parse
-from pods_jax.compiling import keep_compiled
-from pods_jax.config import ConfigError, EvaluateConfig, check_devices
+from pods_jax.assembly.inputs import load_prompts, make_verifier
+from pods_jax.assembly.parts import make_engine, make_sampling
+from pods_jax.assembly.policy import model_folder
+from pods_jax.assembly.sources import find_policy, load_any_policy
+from pods_jax.config.command_line import parse
+from pods_jax.config.entries import EvaluateConfig, check_devices
+from pods_jax.config.fields import ConfigError
 from pods_jax.data.prompts import load_tokenizer
-from pods_jax.evaluation import Evaluator, Verdicts
-from pods_jax.policy import model_folder
+from pods_jax.devices.compiling import keep_compiled
+from pods_jax.devices.sharding import make_mesh
+from pods_jax.evaluator import Evaluator, Verdicts
 from pods_jax.problem import Problem
 from pods_jax.rewards.answers import vote
 from pods_jax.rollout.sampling import sampling_params
-from pods_jax.sharding import make_mesh
 
 
 def main(argv: Sequence[str] | None = None) -> int:

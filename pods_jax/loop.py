@@ -22,20 +22,22 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, Key
 from transformers import PreTrainedTokenizerBase
 
-from pods_jax.checkpoint import Checkpoints, Progress
-from pods_jax.compiling import watch_compiling
+from pods_jax.algorithm.keeping import GroupMetrics
 from pods_jax.data.prompts import pad_prompts
-from pods_jax.evaluation import Evaluator
-from pods_jax.learner import GroupMetrics, Learner, TrainState, UpdateMetrics
+from pods_jax.devices.compiling import watch_compiling
+from pods_jax.devices.sharding import add_up, exchange, own_rows, replicate, to_global, to_local
+from pods_jax.evaluator import Evaluator
 from pods_jax.models.lora import join
 from pods_jax.rewards.scoring import Scorer, Scores
 from pods_jax.rollout.engine import RolloutEngine
 from pods_jax.rollout.sampling import SamplingParams
 from pods_jax.rollout.texts import completion_texts
-from pods_jax.run_log import RolloutRecords, RunLog
-from pods_jax.sharding import add_up, exchange, own_rows, replicate, to_global, to_local
+from pods_jax.run.checkpoint import Checkpoints, Progress
+from pods_jax.run.log import RunLog
+from pods_jax.run.rollouts import RolloutRecords
 from pods_jax.types import Problem, Prompt, PromptBatch, Rollouts, Selection
-from pods_jax.update_plan import padding_fraction, place_plan
+from pods_jax.update.learner import Learner, TrainState, UpdateMetrics
+from pods_jax.update.microbatches import padding_fraction, place_plan
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from pods_jax.assets.tokenizer import write_tokenizer
 from pods_jax.models.families import read_spec
-from pods_jax.models.hf_weights import array_shapes, export_folder
+from pods_jax.models.hf_weights import export_folder
+from pods_jax.models.weight_table import array_shapes
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")

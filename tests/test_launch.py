@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pods_jax.command_line import parse
-from pods_jax.config import Config, check_devices
+from pods_jax.config.command_line import parse
+from pods_jax.config.entries import Config, check_devices
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted(path for path in (ROOT / "launch").iterdir() if path.is_file())

@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pods_jax.learner import GroupMetrics, UpdateMetrics
+from pods_jax.algorithm.keeping import GroupMetrics
+from pods_jax.devices.sharding import make_mesh, replicate, to_global, to_local
 from pods_jax.loop import Clock, asked_transfers_only, reward_metrics, score, update_metrics
 from pods_jax.rewards.scoring import Scores
-from pods_jax.sharding import make_mesh, replicate, to_global, to_local
 from pods_jax.types import Problem
+from pods_jax.update.learner import UpdateMetrics
 
 
 def one_pass(**changes):

@@ -16,15 +16,18 @@ from safetensors.numpy import load_file
 from transformers import AutoConfig, AutoTokenizer
 
 from pods_jax import train
-from pods_jax.checkpoint import Checkpoints
-from pods_jax.command_line import from_yaml
-from pods_jax.config import Config, ModelConfig
+from pods_jax.assembly import opening
+from pods_jax.assembly.parts import Programs, prompt_multiple
+from pods_jax.assembly.policy import load_policy
+from pods_jax.config.command_line import from_yaml
+from pods_jax.config.entries import Config
+from pods_jax.config.sections import ModelConfig
 from pods_jax.data.tasks import load_splits
-from pods_jax.learner import init_state
-from pods_jax.optim import make_optimizer
-from pods_jax.policy import load_policy
-from pods_jax.run_log import RunLog
-from pods_jax.sharding import make_mesh
+from pods_jax.devices.sharding import make_mesh
+from pods_jax.run.checkpoint import Checkpoints
+from pods_jax.run.log import RunLog
+from pods_jax.update.learner import init_state
+from pods_jax.update.optim import make_optimizer
 
 STEPS = 6
 P, N, M = 4, 6, 3
@@ -321,7 +324,7 @@ def test_the_impossible_is_refused_before_anything_is_made(changes, words, argum
     def never(*_, **__):
         raise AssertionError("weights were read")
 
-    monkeypatch.setattr("pods_jax.policy.load_params", never)
+    monkeypatch.setattr("pods_jax.assembly.policy.load_params", never)
     try:
         code = train.main(arguments("refused", **{key.replace(".", "__"): value for key, value in changes.items()}))
     except SystemExit as stopped:
@@ -367,7 +370,7 @@ def test_other_settings_do_not_continue_a_run(whole, arguments, capsys):
 
 
 def test_programs_are_shared_by_runs_with_equal_settings_alone():
-    programs, made = train.Programs(), iter("abc")
+    programs, made = Programs(), iter("abc")
     for settings, expected in (((1, "x"), "a"), ((2, "x"), "b"), ((1, "x"), "a"), ((1, "y"), "c"), ((2, "x"), "b")):
         assert programs.get(lambda: next(made), *settings) == expected
 
@@ -416,7 +419,7 @@ def test_several_epochs_and_a_reference_policy(trained):
 
 @pytest.mark.parametrize(("limit", "multiple"), [(64, 16), (10, 10), (256, 64), (512, 128), (500, 128), (1, 1)])
 def test_prompts_are_padded_to_few_lengths(limit, multiple):
-    assert train.prompt_multiple(limit) == multiple
+    assert prompt_multiple(limit) == multiple
     assert len({-(-length // multiple) for length in range(1, limit + 1)}) <= 4
 
 
@@ -424,8 +427,8 @@ def test_prompts_are_padded_to_few_lengths(limit, multiple):
 
 
 def test_fifty_steps_of_varying_lengths_compile_no_more_than_was_said(arguments, workshop, monkeypatch, capsys):
-    made, make_parts = [], train.make_parts
-    monkeypatch.setattr(train, "make_parts", lambda *args: made.append(make_parts(*args)) or made[-1])
+    made, make_parts = [], opening.make_parts
+    monkeypatch.setattr(opening, "make_parts", lambda *args: made.append(make_parts(*args)) or made[-1])
     sizes = {"rollout__sizes": 1, "rollout__chunk": 6, "update__sizes": 2}
     assert train.main(arguments("fifty", run__steps=50, log__progress="true", run__export="false", **sizes)) == 0
     logged, said = rows(workshop / "runs" / "fifty"), capsys.readouterr().out

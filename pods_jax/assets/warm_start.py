@@ -34,26 +34,26 @@ from jaxtyping import Array, Float, Int
 from transformers import PreTrainedTokenizerBase
 
 from pods_jax.algorithm.masked import length_mask, masked_mean
+from pods_jax.assembly.policy import make_architecture
 from pods_jax.assets.tokenizer import write_tokenizer
-from pods_jax.command_line import parse
-from pods_jax.config import ModelConfig, OptimizerConfig
+from pods_jax.config.command_line import parse
+from pods_jax.config.fields import Checked, ConfigError, Count, Fraction, Positive, Seed
+from pods_jax.config.sections import ModelConfig, OptimizerConfig
 from pods_jax.data.arithmetic import MAX_PROBLEMS, MAX_TIMES_SHARE, TIMES_SHARE, demonstration, load_problems
 from pods_jax.data.prompts import build_prompts, eos_ids, load_tokenizer, pad_prompts
-from pods_jax.evaluation import Evaluator
-from pods_jax.fields import Checked, ConfigError, Count, Fraction, Positive, Seed
+from pods_jax.devices.sharding import make_mesh
+from pods_jax.evaluator import Evaluator
 from pods_jax.models.decoder import Decoder
 from pods_jax.models.families import read_spec
 from pods_jax.models.hf_weights import export_folder
 from pods_jax.models.logprob import token_logp
 from pods_jax.models.spec import DecoderSpec
-from pods_jax.optim import decayed, make_optimizer
-from pods_jax.policy import make_architecture
 from pods_jax.problem import Problem
 from pods_jax.rewards.scoring import make_scorer
 from pods_jax.rollout.engine import RolloutEngine
 from pods_jax.rollout.sampling import sampling_params
-from pods_jax.sharding import make_mesh
 from pods_jax.types import Prompt
+from pods_jax.update.optim import decayed, make_optimizer
 
 BUNDLED_FOLDER = Path(__file__).parent / "tally"
 MAX_LENGTH = 64

@@ -7,8 +7,8 @@ from typing import Any
 
 from pods_jax.bench import flops, load, rollout, selector, step, tradeoff, update
 from pods_jax.bench.measure import print_json
-from pods_jax.command_line import parse
-from pods_jax.fields import ConfigError
+from pods_jax.config.command_line import parse
+from pods_jax.config.fields import ConfigError
 
 
 @dataclass(frozen=True)

@@ -17,19 +17,20 @@ import numpy as np
 from jax.sharding import Mesh
 
 from pods_jax.algorithm.losses import lookup_loss
+from pods_jax.assembly.policy import Architecture, make_architecture
 from pods_jax.bench.floors import Work, forward_flops, update_work
 from pods_jax.bench.measure import print_table
 from pods_jax.bench.workload import ShapeOptions
-from pods_jax.config import ModelConfig, OptimizerConfig
-from pods_jax.fields import Checked, ConfigError, Count
-from pods_jax.learner import Learner, UpdateSettings, abstract_state
+from pods_jax.config.fields import Checked, ConfigError, Count
+from pods_jax.config.sections import ModelConfig, OptimizerConfig
+from pods_jax.devices.sharding import make_mesh
 from pods_jax.models.spec import DecoderSpec
-from pods_jax.optim import make_optimizer
-from pods_jax.policy import Architecture, make_architecture
-from pods_jax.rollout.engine import RolloutEngine, Stop
+from pods_jax.rollout.engine import RolloutEngine
+from pods_jax.rollout.programs import Stop
 from pods_jax.rollout.sampling import sampling_params
-from pods_jax.sharding import make_mesh
 from pods_jax.types import KeptBatch, PromptBatch
+from pods_jax.update.learner import Learner, UpdateSettings, abstract_state
+from pods_jax.update.optim import make_optimizer
 
 
 @dataclass(frozen=True)

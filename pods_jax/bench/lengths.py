@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Int
 
-from pods_jax.fields import Checked, PositiveFraction
+from pods_jax.config.fields import Checked, PositiveFraction
 
 SIGMA = 0.5
 

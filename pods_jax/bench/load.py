@@ -22,13 +22,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pods_jax.assembly.policy import load_policy
 from pods_jax.bench.measure import print_table
-from pods_jax.config import ModelConfig
-from pods_jax.fields import Checked, ConfigError, Count, Positive
+from pods_jax.config.fields import Checked, ConfigError, Count, Positive
+from pods_jax.config.sections import ModelConfig
+from pods_jax.devices.sharding import make_mesh
 from pods_jax.models.families import read_spec
-from pods_jax.models.hf_weights import array_shapes, export_folder
-from pods_jax.policy import load_policy
-from pods_jax.sharding import make_mesh
+from pods_jax.models.hf_weights import export_folder
+from pods_jax.models.weight_table import array_shapes
 
 LAYERS, HEAD_SIZE, VOCAB_WIDTHS = 24, 16, 16
 STATUS = Path("/proc/self/status")

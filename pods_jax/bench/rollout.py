@@ -23,9 +23,9 @@ from pods_jax.bench.floors import Work, added, forward_flops, matmul_probe, memo
 from pods_jax.bench.lengths import LengthOptions
 from pods_jax.bench.measure import SPREAD_COLUMNS, WHOLE, alternate, print_table, spread_cells, warm_up
 from pods_jax.bench.workload import ModelOptions, ShapeOptions, policy
-from pods_jax.fields import Checked, ConfigError, Count, CountOrZero, NonNegative, Seed
+from pods_jax.config.fields import Checked, ConfigError, Count, CountOrZero, NonNegative, Seed
+from pods_jax.devices.sharding import to_global
 from pods_jax.rollout.sampling import sampling_params
-from pods_jax.sharding import to_global
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,7 @@ from pods_jax.algorithm import selection
 from pods_jax.algorithm.selection import RULES, Pairs, Sort, high_slots, lookup_rule, select
 from pods_jax.bench.measure import WHOLE, Spread, alternate, print_table, warm_up
 from pods_jax.bench.tpu_check import LIBTPU_ENVIRONMENT
-from pods_jax.config import ConfigError
-from pods_jax.fields import Checked, Count, Seed
+from pods_jax.config.fields import Checked, ConfigError, Count, Seed
 
 # Each sample repeats the call for about so long, so that the clock's resolution does not matter.
 SAMPLE_SECONDS = 0.02

@@ -12,18 +12,17 @@ from typing import Any
 
 import jax
 
+from pods_jax.algorithm.keeping import make_keep
 from pods_jax.algorithm.selection import RULES
 from pods_jax.bench.floors import forward_flops, rollout_work, update_work
 from pods_jax.bench.measure import SPREAD_COLUMNS, WHOLE, Spread, Stopwatch, alternate, print_table, spread_cells, warm_up
 from pods_jax.bench.training import UpdateCut, make_learner
 from pods_jax.bench.update import check_cut
 from pods_jax.bench.workload import ModelOptions, ShapeOptions, policy
-from pods_jax.config import ConfigError
-from pods_jax.fields import Checked, Count, CountOrZero, Seed
-from pods_jax.learner import make_keep
+from pods_jax.config.fields import Checked, ConfigError, Count, CountOrZero, Seed
+from pods_jax.devices.sharding import to_global, to_local
 from pods_jax.rewards.scoring import Reward, Scorer
 from pods_jax.rollout.sampling import sampling_params
-from pods_jax.sharding import to_global, to_local
 from pods_jax.types import Problem
 
 PARTS = ("rollout", "reward", "selection", "update", "host")

@@ -11,11 +11,8 @@ copies caches; 2 when there is no libtpu.
 import argparse
 import importlib.util
 import json
-import math
 import os
-import re
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
@@ -29,20 +26,22 @@ from jax.sharding import Mesh
 from rich.console import Console
 from rich.table import Table
 
+from pods_jax.algorithm.keeping import make_keep
 from pods_jax.algorithm.losses import lookup_loss
-from pods_jax.config import ModelConfig, OptimizerConfig
-from pods_jax.learner import Learner, UpdateSettings, abstract_state, make_keep, micro_batch_shape
+from pods_jax.assembly.policy import make_architecture, make_prepare
+from pods_jax.bench.compiled import DoesNotCompileError, Program, compile_program
+from pods_jax.config.sections import ModelConfig, OptimizerConfig
+from pods_jax.devices.sharding import MESH_AXES, group_shards, make_mesh, named_sharding
 from pods_jax.models.spec import DecoderSpec
-from pods_jax.optim import make_optimizer
-from pods_jax.policy import make_architecture, make_prepare
 from pods_jax.rollout.compaction import Move, default_width
-from pods_jax.rollout.engine import RolloutEngine, Stop
+from pods_jax.rollout.engine import RolloutEngine
+from pods_jax.rollout.programs import Stop
 from pods_jax.rollout.sampling import sampling_params
-from pods_jax.sharding import MESH_AXES, group_shards, make_mesh, named_sharding
 from pods_jax.types import PromptBatch, Rollouts
-from pods_jax.update_plan import UpdatePlan, default_tile
+from pods_jax.update.learner import Learner, UpdateSettings, abstract_state, micro_batch_shape
+from pods_jax.update.microbatches import UpdatePlan, default_tile
+from pods_jax.update.optim import make_optimizer
 
-GIB = 2**30
 # What the compiler leaves to a program on one device, by generation.
 LIMIT_GIB = {"v4": 15.25, "v5e": 15.75, "v5p": 95.74, "v6e": 31.25, "tpu7x": 94.75}
 QWEN2_5_0_5B = DecoderSpec(
@@ -56,8 +55,6 @@ QWEN2_5_0_5B = DecoderSpec(
     rope_theta=1e6,
     qkv_bias=True,
 )
-# A gather below this size is one of partial sums or of candidates, not of weights or logits.
-LARGE_BYTES = 2**20
 # Answers to what libtpu asks of the machine it runs on; without them it waits for a metadata server.
 LIBTPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -82,140 +79,10 @@ class Sizes:
     micro_batch: int = 32
 
 
-@dataclass(frozen=True)
-class Program:
-    """What the compiler says about one program; sizes are GiB of one device.
-
-    Attributes:
-        name: The program.
-        compile_seconds: Wall time of the compilation.
-        peak_gib: Most memory of its arguments, results and temporaries at one time.
-        held_gib: What else of the step lies on the device meanwhile (parameters, moments, caches).
-        donated_gib: Arguments whose memory the results take over.
-        state_gib: Arguments whose memory the results should take over.
-        gathered_gib: Weights or logits gathered for one token, each loop body counted once.
-        copied_gib: Caches copied for one token, each loop body counted once.
-    """
-
-    name: str
-    compile_seconds: float
-    peak_gib: float
-    held_gib: float
-    donated_gib: float
-    state_gib: float
-    gathered_gib: float
-    copied_gib: float
-
-    def faults(self, limit_gib: float) -> list[str]:
-        """What is wrong with the program on devices of ``limit_gib``."""
-        total = self.peak_gib + self.held_gib
-        checks = [
-            (total > limit_gib, f"needs {total:.2f} GiB of {limit_gib} GiB"),
-            (
-                self.donated_gib < self.state_gib,
-                f"takes over {self.donated_gib:.3f} GiB of a state of {self.state_gib:.3f} GiB",
-            ),
-            (self.gathered_gib > 0, f"gathers {self.gathered_gib:.3f} GiB of weights or logits for each token"),
-            (self.copied_gib > 0, f"copies {self.copied_gib:.3f} GiB of caches for each token"),
-        ]
-        return [f"{self.name} {text}" for wrong, text in checks if wrong]
-
-
 # --- reading the compiler's answer ------------------------------------------------------------------------------------------
 
 
-def device_bytes(tree: Any) -> int:
-    """Bytes on one device of a tree of shapes with shardings; random keys and scalars count nothing."""
-    shapes = [x for x in jax.tree.leaves(tree) if x.ndim and not jnp.issubdtype(x.dtype, jax.dtypes.prng_key)]
-    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in shapes)
-
-
-def loop_results(hlo: str, operation: str) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Shape and bytes of each result of ``operation`` in compiled HLO text, outside the entry computation."""
-    body = re.sub(r"^ENTRY .*?^}", "", hlo, flags=re.MULTILINE | re.DOTALL)
-    for result in re.findall(rf"= (.*?) {operation}(?:-start)?\(", body):
-        arrays = [
-            (name, [int(size) for size in sizes.split(",") if size]) for name, sizes in re.findall(r"(\w+)\[([\d,]*)\]", result)
-        ]
-        sizes = [(tuple(shape), math.prod(shape) * int(re.sub(r"\D", "", name) or 8) // 8) for name, shape in arrays]
-        yield max(sizes, key=lambda size: size[1])
-
-
-def gathered_bytes(hlo: str) -> int:
-    """Bytes of large all-gathers outside the entry computation."""
-    return sum(size for _, size in loop_results(hlo, "all-gather") if size >= LARGE_BYTES)
-
-
-def copied_bytes(hlo: str, caches: Any) -> int:
-    """Bytes of copies, outside the entry computation, that have the shape of a whole cache or of one layer's."""
-
-    def key(shape: Sequence[int]) -> tuple[int, ...]:
-        return tuple(sorted(size for size in shape if size > 1))
-
-    whole = [leaf.sharding.shard_shape(leaf.shape) for leaf in jax.tree.leaves(caches)]
-    known = {key(part) for shape in whole for part in (shape, shape[1:])}
-    return sum(size for shape, size in loop_results(hlo, "copy") if key(shape) in known)
-
-
 # --- the step, program by program -------------------------------------------------------------------------------------------
-
-
-class DoesNotCompileError(RuntimeError):
-    """A program that the compiler refuses; the message names it and gives the compiler's words."""
-
-
-def compile_program(
-    name: str,
-    function: Any,
-    *args: Any,
-    held: Any = (),
-    state: Any = (),
-    caches: Any = (),
-    token_loop: bool = False,
-    **kwargs: Any,
-) -> tuple[Program, Any]:
-    """Compiles a jitted function for shapes.
-
-    Args:
-        name: Name of the program.
-        function: The jitted function.
-        args: Its arguments, shapes with shardings for arrays.
-        held: What lies on the device besides.
-        state: The argument that is donated.
-        caches: Caches that its token loop must not copy.
-        token_loop: The program is a loop over tokens.
-        kwargs: Static arguments.
-
-    Returns:
-        The compiler's answer, and the results as shapes with shardings.
-
-    Raises:
-        DoesNotCompileError: the compiler refuses the program, for want of memory or otherwise.
-    """
-    lowered = function.lower(*args, **kwargs)
-    start = time.perf_counter()
-    try:
-        compiled = lowered.compile()
-    except jax.errors.JaxRuntimeError as error:
-        raise DoesNotCompileError(f"{name} does not compile: {error}") from error
-    seconds = time.perf_counter() - start
-    memory, hlo = compiled.memory_analysis(), compiled.as_text() if token_loop else ""
-    program = Program(
-        name=name,
-        compile_seconds=round(seconds, 1),
-        peak_gib=memory.peak_memory_in_bytes / GIB,
-        held_gib=device_bytes(held) / GIB,
-        donated_gib=memory.alias_size_in_bytes / GIB,
-        state_gib=device_bytes(state) / GIB,
-        gathered_gib=gathered_bytes(hlo) / GIB,
-        copied_gib=copied_bytes(hlo, caches) / GIB,
-    )
-    results = jax.tree.map(
-        lambda shape, sharding: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding),
-        lowered.out_info,
-        compiled.output_shardings,
-    )
-    return program, results
 
 
 def compile_step(mesh: Mesh, spec: DecoderSpec, sizes: Sizes, *, param_dtype: str, compute_dtype: str) -> Iterator[Program]:

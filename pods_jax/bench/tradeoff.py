@@ -24,7 +24,7 @@ from pods_jax.bench.measure import SPREAD_COLUMNS, WHOLE, Run, Spread, alternate
 from pods_jax.bench.training import UpdateCut, make_learner
 from pods_jax.bench.update import UpdateOptions, check_cut, random_kept
 from pods_jax.bench.workload import ModelOptions, Policy, ShapeOptions, policy
-from pods_jax.fields import Checked, ConfigError, Count, CountOrZero, NonNegative, Seed
+from pods_jax.config.fields import Checked, ConfigError, Count, CountOrZero, NonNegative, Seed
 from pods_jax.rollout.sampling import sampling_params
 
 # A smaller part of a step than this is not worth a second number to tune.

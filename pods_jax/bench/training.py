@@ -8,10 +8,10 @@ import jax.numpy as jnp
 
 from pods_jax.algorithm.losses import lookup_loss
 from pods_jax.bench.workload import Policy
-from pods_jax.config import OptimizerConfig
-from pods_jax.fields import Checked, Count, CountOrZero
-from pods_jax.learner import Learner, TrainState, UpdateSettings, init_state
-from pods_jax.optim import make_optimizer
+from pods_jax.config.fields import Checked, Count, CountOrZero
+from pods_jax.config.sections import OptimizerConfig
+from pods_jax.update.learner import Learner, TrainState, UpdateSettings, init_state
+from pods_jax.update.optim import make_optimizer
 
 
 @dataclass(frozen=True)

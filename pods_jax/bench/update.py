@@ -20,11 +20,11 @@ from pods_jax.bench.lengths import LengthOptions
 from pods_jax.bench.measure import SPREAD_COLUMNS, WHOLE, alternate, print_table, spread_cells, warm_up
 from pods_jax.bench.training import UpdateCut, make_learner
 from pods_jax.bench.workload import ModelOptions, Policy, ShapeOptions, policy
-from pods_jax.config import ConfigError, micro_batch_sizes
-from pods_jax.fields import Checked, Count, Seed
-from pods_jax.sharding import to_global
+from pods_jax.config.entries import micro_batch_sizes
+from pods_jax.config.fields import Checked, ConfigError, Count, Seed
+from pods_jax.devices.sharding import to_global
 from pods_jax.types import KeptBatch
-from pods_jax.update_plan import padding_fraction, place_plan
+from pods_jax.update.microbatches import padding_fraction, place_plan
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,15 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from pods_jax.config import ConfigError, ModelConfig
-from pods_jax.fields import Checked, Count
+from pods_jax.assembly.policy import Architecture, load_policy, make_architecture, make_prepare
+from pods_jax.config.fields import Checked, ConfigError, Count
+from pods_jax.config.sections import ModelConfig
+from pods_jax.devices.sharding import make_mesh, to_global
 from pods_jax.models.decoder import Decoder
 from pods_jax.models.spec import DecoderSpec
-from pods_jax.policy import Architecture, load_policy, make_architecture, make_prepare
 from pods_jax.rollout.compaction import default_width
-from pods_jax.rollout.engine import Lanes, RolloutEngine, default_chunk, default_lanes
-from pods_jax.sharding import make_mesh, to_global
+from pods_jax.rollout.engine import RolloutEngine, default_chunk
+from pods_jax.rollout.lanes import Lanes, default_lanes
 from pods_jax.types import PromptBatch
 
 RANDOM = "random"

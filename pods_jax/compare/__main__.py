@@ -14,15 +14,16 @@ from pathlib import Path
 import jax
 from rich.console import Console
 
-from pods_jax.command_line import parse
+from pods_jax.assembly.inputs import run_folder
+from pods_jax.assembly.opening import join_hosts
 from pods_jax.compare.arms import CompareConfig, arm_configs, arms_of, of_seed, out_folder
 from pods_jax.compare.curves import Runs, read_curve, read_imports
 from pods_jax.compare.pages import write_comparison
 from pods_jax.compare.running import find_unfinished, run_all
 from pods_jax.compare.tables import Table, accuracy_table, cost_table, level_table, print_table, ratio_table, way_table
-from pods_jax.config import Config, ConfigError
-from pods_jax.fields import shown
-from pods_jax.train import join_hosts, run_folder
+from pods_jax.config.command_line import parse
+from pods_jax.config.entries import Config
+from pods_jax.config.fields import ConfigError, shown
 
 LOG_WIDTH = 120
 """Columns of the tables where no terminal says."""

@@ -6,9 +6,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pods_jax.config import Config, check_devices, micro_batch_sizes
-from pods_jax.fields import Checked, ConfigError, Count, CountOrZero, PositiveFraction, Seed, shown
-from pods_jax.train import check_names
+from pods_jax.assembly.inputs import check_names
+from pods_jax.config.entries import Config, check_devices, micro_batch_sizes
+from pods_jax.config.fields import Checked, ConfigError, Count, CountOrZero, PositiveFraction, Seed, shown
 
 NO_ARMS = ["none"]
 

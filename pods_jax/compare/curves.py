@@ -12,7 +12,7 @@ from statistics import fmean, median
 
 import yaml
 
-from pods_jax.run_log import METRICS_FILE, read_metrics
+from pods_jax.run.log import METRICS_FILE, read_metrics
 
 CLOCKS = {"wall": "seconds", "cpu": "CPU-seconds", "step": "steps"}
 PARTS = ("rollout", "reward", "update", "rest")

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from pods_jax.compare.curves import CLOCKS, PARTS, Curve, Runs, Spread, levels_of, ratios
 from pods_jax.compare.tables import Table, mean_seconds
-from pods_jax.page import Chart, write_page
+from pods_jax.report.html import Chart, write_page
 
 AXES = {
     "wall": ("seconds", "seconds, without compiling and evaluation"),

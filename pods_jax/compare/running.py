@@ -8,15 +8,17 @@ from dataclasses import dataclass, replace
 
 import jax
 
-from pods_jax.checkpoint import Progress
+from pods_jax.assembly.inputs import find_inputs, progress_of, run_folder
+from pods_jax.assembly.opening import await_all_hosts, load_model, open_run
+from pods_jax.assembly.parts import Programs
+from pods_jax.assembly.policy import Architecture
 from pods_jax.compare.arms import of_seed
-from pods_jax.compiling import keep_compiled
-from pods_jax.config import Config, ConfigError
-from pods_jax.fields import shown
+from pods_jax.config.entries import Config
+from pods_jax.config.fields import ConfigError, shown
+from pods_jax.devices.compiling import keep_compiled
 from pods_jax.loop import Trainer
 from pods_jax.models.lora import part
-from pods_jax.policy import Architecture
-from pods_jax.train import Programs, await_all_hosts, find_inputs, load_model, open_run, progress_of, run_folder
+from pods_jax.run.checkpoint import Progress
 
 Say = Callable[[str], None]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pods_jax.config import DataConfig
+from pods_jax.config.sections import DataConfig
 
 Split = Literal["train", "held_out"]
 Row = dict[str, Any]

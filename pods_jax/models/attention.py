@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pods_jax.sharding import constrain
+from pods_jax.devices.sharding import constrain
 
 Cache = tuple[Array, Array]  # keys and values of one layer
 

@@ -17,12 +17,12 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from pods_jax.devices.sharding import constrain
 from pods_jax.models import attention
 from pods_jax.models.layers import rms_norm, rotary_tables, rotate
 from pods_jax.models.lora import PROJECTIONS, LoraSpec, initial_adapters, project
 from pods_jax.models.packing import Packing, pack, unpack
 from pods_jax.models.spec import DecoderSpec
-from pods_jax.sharding import constrain
 
 Weights = dict[str, Array]
 

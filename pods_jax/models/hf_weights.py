@@ -1,23 +1,15 @@
-"""Weights in and out of a Hugging Face folder: one table row per tensor, read and written by the same row.
+"""Weights in and out of a Hugging Face folder: each row of ``weight_table.py`` reads a tensor, and writes it.
 
 Loading comes right after ``families.read_spec``; exporting is the last thing a run does. Names and shapes are all checked on
 the file headers, before any data is read or memory is taken. Data then moves tensor by tensor, each into its place in the
 stacked array on the devices, so that the host holds one tensor of the file at a time, and no stacked array but small ones.
 When exporting it holds one stacked array (all layers of one projection) and one file.
-
-The parameters are a plain nested dict, with layers stacked on a leading axis::
-
-    embed [V, D]   final_norm [D]   head [D, V] (untied)
-    layers: input_norm, post_norm [l, D]   q [l, D, Q, H]   k, v [l, D, K, H]   o [l, Q, H, D]
-            gate, up [l, D, F]   down [l, F, D]
-            q_bias [l, Q, H]   k_bias, v_bias [l, K, H] (qkv_bias)   q_norm, k_norm [l, H] (qk_norm)
 """
 
 import json
 import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,15 +25,14 @@ from safetensors.numpy import save_file
 
 from pods_jax.models.families import read_config, read_spec
 from pods_jax.models.spec import DecoderSpec
+from pods_jax.models.weight_table import EMBED, HEAD, Keys, Tensor, array_shapes, axis_sizes, tensors_of
 
-Keys = tuple[str, ...]
 ShardingOf = Callable[[Keys], Sharding]
 
 STACKED_ON_HOST = 16 * 2**20
 """Bytes up to which the layers of an array are stacked on the host, which compiles nothing."""
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_HEAD, _EMBED = "lm_head.weight", "model.embed_tokens.weight"
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 # Buffers that old exports wrote among the weights; they are computed from the config.
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
@@ -57,87 +48,6 @@ _COPIED = (
     "LICENSE*",
     "NOTICE*",
 )
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """One row of the table: a tensor of the file and the array it becomes.
-
-    Attributes:
-        path: Keys of the array in the parameter tree; those under ``layers`` have a leading layer axis.
-        name: Name in the file, with ``{layer}`` where it is kept layer by layer.
-        file_axes: Axis letters in the file's order; letters written together are flattened to one axis ("QH D").
-        axes: The same letters in the array's order.
-    """
-
-    path: Keys
-    name: str
-    file_axes: str
-    axes: str
-
-    def stack(self, spec: DecoderSpec) -> tuple[int, ...]:
-        """The leading layer axis of the array, or no axis."""
-        return (spec.layers,) if self.path[0] == "layers" else ()
-
-    def file_names(self, spec: DecoderSpec) -> list[str]:
-        """Names of the tensors in the file that make up the array."""
-        return [self.name.format(layer=layer) for layer in range(spec.layers)] if self.stack(spec) else [self.name]
-
-    def file_shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Shape of the tensor in the file."""
-        return tuple(int(np.prod([sizes[letter] for letter in group])) for group in self.file_axes.split())
-
-    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Shape of one layer of the array."""
-        return tuple(sizes[letter] for letter in self.axes)
-
-    def from_file(self, array: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
-        """The file's tensor in the array's order (a view)."""
-        letters = self.file_axes.replace(" ", "")
-        order = [letters.index(letter) for letter in self.axes]
-        return array.reshape([sizes[letter] for letter in letters]).transpose(order)
-
-    def to_file(self, array: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
-        """One layer of the array in the file's order (a view)."""
-        order = [self.axes.index(letter) for letter in self.file_axes.replace(" ", "")]
-        return array.transpose(order).reshape(self.file_shape(sizes))
-
-
-def _layer(key: str, name: str, file_axes: str, axes: str) -> Tensor:
-    return Tensor(("layers", key), "model.layers.{layer}." + name, file_axes, axes)
-
-
-_BASE = (
-    Tensor(("embed",), _EMBED, "V D", "VD"),
-    _layer("input_norm", "input_layernorm.weight", "D", "D"),
-    _layer("q", "self_attn.q_proj.weight", "QH D", "DQH"),
-    _layer("k", "self_attn.k_proj.weight", "KH D", "DKH"),
-    _layer("v", "self_attn.v_proj.weight", "KH D", "DKH"),
-    _layer("o", "self_attn.o_proj.weight", "D QH", "QHD"),
-    _layer("post_norm", "post_attention_layernorm.weight", "D", "D"),
-    _layer("gate", "mlp.gate_proj.weight", "F D", "DF"),
-    _layer("up", "mlp.up_proj.weight", "F D", "DF"),
-    _layer("down", "mlp.down_proj.weight", "D F", "FD"),
-    Tensor(("final_norm",), "model.norm.weight", "D", "D"),
-)
-_QKV_BIAS = (
-    _layer("q_bias", "self_attn.q_proj.bias", "QH", "QH"),
-    _layer("k_bias", "self_attn.k_proj.bias", "KH", "KH"),
-    _layer("v_bias", "self_attn.v_proj.bias", "KH", "KH"),
-)
-_QK_NORM = (_layer("q_norm", "self_attn.q_norm.weight", "H", "H"), _layer("k_norm", "self_attn.k_norm.weight", "H", "H"))
-_UNTIED = (Tensor(("head",), _HEAD, "V D", "DV"),)
-
-
-def tensors_of(spec: DecoderSpec) -> tuple[Tensor, ...]:
-    """The table rows that a model of this spec has."""
-    return _BASE + _QKV_BIAS * spec.qkv_bias + _QK_NORM * spec.qk_norm + _UNTIED * (not spec.tied)
-
-
-def array_shapes(spec: DecoderSpec) -> dict[Keys, tuple[int, ...]]:
-    """The shape of every array of the parameter tree, by its path."""
-    sizes = _sizes(spec)
-    return {row.path: row.stack(spec) + row.shape(sizes) for row in tensors_of(spec)}
 
 
 def load_params(
@@ -165,7 +75,7 @@ def load_params(
     """
     folder, array_dtype = Path(folder), _float_dtype(dtype)
     source = _checked_sources(_weight_files(folder), spec, folder)
-    if spec.tied and _HEAD in source:
+    if spec.tied and HEAD in source:
         _check_tied_head(source)
     rows = sorted(tensors_of(spec), key=lambda row: bool(row.stack(spec)))
     read = partial(_load, source=source, spec=spec, dtype=array_dtype)
@@ -225,17 +135,6 @@ def _float_dtype(dtype: DTypeLike) -> np.dtype:
     return resolved
 
 
-def _sizes(spec: DecoderSpec) -> dict[str, int]:
-    return {
-        "V": spec.vocab_size,
-        "D": spec.width,
-        "Q": spec.q_heads,
-        "K": spec.kv_heads,
-        "H": spec.head_size,
-        "F": spec.feed_forward,
-    }
-
-
 def _weight_files(folder: Path) -> list[Path]:
     single, index = folder / _SINGLE, folder / _INDEX
     if single.is_file() and index.is_file():
@@ -266,9 +165,9 @@ def _open(file: Path) -> Any:
 
 def _checked_sources(files: Sequence[Path], spec: DecoderSpec, folder: Path) -> dict[str, Path]:
     """Maps each tensor name to the file that holds it, after all headers have been checked against the table."""
-    sizes = _sizes(spec)
+    sizes = axis_sizes(spec)
     expected = {name: row.file_shape(sizes) for row in tensors_of(spec) for name in row.file_names(spec)}
-    allowed = {_HEAD: expected[_EMBED], **expected} if spec.tied else expected
+    allowed = {HEAD: expected[EMBED], **expected} if spec.tied else expected
     holders: dict[str, Path] = {}
     problems: list[str] = []
     for file in files:
@@ -299,10 +198,10 @@ def _headers(file: Path) -> list[tuple[str, tuple[int, ...], str]]:
 
 
 def _check_tied_head(source: Mapping[str, Path]) -> None:
-    if not np.array_equal(_tensor(source, _HEAD), _tensor(source, _EMBED)):
+    if not np.array_equal(_tensor(source, HEAD), _tensor(source, EMBED)):
         raise ValueError(
-            f"tie_word_embeddings is true, but {_HEAD} differs from {_EMBED}: set it to false to use this output head, "
-            f"or remove {_HEAD}"
+            f"tie_word_embeddings is true, but {HEAD} differs from {EMBED}: set it to false to use this output head, "
+            f"or remove {HEAD}"
         )
 
 
@@ -314,7 +213,7 @@ def _tensor(source: Mapping[str, Path], name: str) -> np.ndarray:
 
 def _load(row: Tensor, source: Mapping[str, Path], spec: DecoderSpec, dtype: np.dtype, sharding: Sharding | None) -> jax.Array:
     """Reads one array, layer by layer into its place on the devices."""
-    sizes, names = _sizes(spec), row.file_names(spec)
+    sizes, names = axis_sizes(spec), row.file_names(spec)
 
     def read(name: str) -> np.ndarray:
         return np.ascontiguousarray(row.from_file(_tensor(source, name), sizes), dtype)
@@ -399,7 +298,7 @@ def _write_weights(
 ) -> None:
     """Writes the weight files, array by array, so that no more than one stacked array and one file are held."""
     plan = _plan_files(spec, dtype, shard_bytes)
-    sizes, shard, total = _sizes(spec), {}, 0
+    sizes, shard, total = axis_sizes(spec), {}, 0
     last_of = {file: name for name, file in plan.items()}
     for row in tensors_of(spec):
         stacked = _to_host(arrays[row.path]).reshape(-1, *row.shape(sizes))
@@ -421,7 +320,7 @@ def _write_weights(
 
 def _plan_files(spec: DecoderSpec, dtype: np.dtype, shard_bytes: int) -> dict[str, str]:
     """Which file each tensor goes to: files are filled in order, each with at least one tensor."""
-    sizes, number, held, numbers = _sizes(spec), 1, 0, {}
+    sizes, number, held, numbers = axis_sizes(spec), 1, 0, {}
     for row in tensors_of(spec):
         size = int(np.prod(row.file_shape(sizes))) * dtype.itemsize
         for name in row.file_names(spec):

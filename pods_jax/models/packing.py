@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Shaped
 
 from pods_jax.algorithm.masked import length_mask
-from pods_jax.sharding import take_by_shard
+from pods_jax.devices.sharding import take_by_shard
 
 
 @jax.tree_util.register_dataclass

@@ -13,9 +13,9 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool, Int, Shaped
 
+from pods_jax.devices.ladder import ladder
+from pods_jax.devices.sharding import take_by_shard
 from pods_jax.models.spec import DecoderSpec
-from pods_jax.sharding import take_by_shard
-from pods_jax.sizes import ladder
 
 NOWHERE = np.iinfo(np.int32).max
 

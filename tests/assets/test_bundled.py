@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
+from pods_jax.assembly.policy import find_base, load_policy, model_folder
 from pods_jax.assets.warm_start import BUNDLED_FOLDER, question, write_description
-from pods_jax.config import ModelConfig
+from pods_jax.config.sections import ModelConfig
 from pods_jax.data.arithmetic import TIMES_SHARE, load_problems
 from pods_jax.data.prompts import build_prompts, eos_ids, load_tokenizer
-from pods_jax.evaluation import Evaluator, summarise
+from pods_jax.devices.sharding import make_mesh
+from pods_jax.evaluator import Evaluator, summarise
 from pods_jax.models.families import read_config
-from pods_jax.policy import find_base, load_policy, model_folder
 from pods_jax.rewards.scoring import make_scorer
 from pods_jax.rollout.engine import RolloutEngine
 from pods_jax.rollout.sampling import sampling_params
-from pods_jax.sharding import make_mesh
 
 PROBLEMS, SAMPLES = 64, 4
 FORM = re.compile(r"<think>([+*-][0-9]=[0-9]){6}</think><answer>[0-9]{3}</answer>")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from pods_jax.assembly.policy import make_architecture
 from pods_jax.assets.warm_start import (
     WarmStartConfig,
     batches,
@@ -17,15 +18,14 @@ from pods_jax.assets.warm_start import (
     warm_start,
     write_description,
 )
-from pods_jax.config import ModelConfig
+from pods_jax.config.fields import ConfigError
+from pods_jax.config.sections import ModelConfig
 from pods_jax.data.arithmetic import demonstration, load_problems
 from pods_jax.data.prompts import load_tokenizer
 from pods_jax.data.splitting import is_held_out
-from pods_jax.fields import ConfigError
+from pods_jax.devices.sharding import make_mesh
 from pods_jax.models.families import read_spec
 from pods_jax.models.hf_weights import load_params
-from pods_jax.policy import make_architecture
-from pods_jax.sharding import make_mesh
 
 SMALL = WarmStartConfig(steps=12, batch=8, held_out_problems=8)
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pods_jax.bench.__main__ import COMMANDS, main
-from pods_jax.command_line import leaf_kinds
+from pods_jax.config.command_line import leaf_kinds
 
 SHAPE = "--shape.vocab_size 64 --shape.width 16 --shape.layers 1 --shape.head_size 8 --shape.feed_forward 32"
 TOY = f"{SHAPE} --prompts 2 --prompt_length 5 --completion_length 6 --repeats 2"

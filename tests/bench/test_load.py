@@ -3,9 +3,10 @@
 import pytest
 
 from pods_jax.bench import load
-from pods_jax.fields import ConfigError
+from pods_jax.config.fields import ConfigError
 from pods_jax.models.families import read_spec
-from pods_jax.models.hf_weights import array_shapes, load_params
+from pods_jax.models.hf_weights import load_params
+from pods_jax.models.weight_table import array_shapes
 
 
 @pytest.mark.parametrize("dtypes", [("bfloat16", "bfloat16"), ("float32", "float32")])

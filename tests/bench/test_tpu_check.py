@@ -5,19 +5,10 @@ import json
 import jax
 import pytest
 
-from pods_jax.bench.tpu_check import (
-    DoesNotCompileError,
-    Program,
-    Sizes,
-    compile_step,
-    copied_bytes,
-    gathered_bytes,
-    loop_results,
-    main,
-    report,
-)
+from pods_jax.bench.compiled import DoesNotCompileError, Program, copied_bytes, gathered_bytes, loop_results
+from pods_jax.bench.tpu_check import Sizes, compile_step, main, report
+from pods_jax.devices.sharding import make_mesh, named_sharding
 from pods_jax.models.spec import DecoderSpec
-from pods_jax.sharding import make_mesh, named_sharding
 
 SPEC = DecoderSpec(vocab_size=64, width=32, layers=1, q_heads=4, kv_heads=2, head_size=8, feed_forward=48, qkv_bias=True)
 SIZES = Sizes(prompts=4, n=3, m=2, prompt_length=5, completion_length=7, chunk=4, micro_batch=2)

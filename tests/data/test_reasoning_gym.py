@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pods_jax.command_line import from_yaml
-from pods_jax.config import Config
+from pods_jax.config.command_line import from_yaml
+from pods_jax.config.entries import Config
 from pods_jax.data import reasoning_gym
 from pods_jax.data.rows import Source
 from pods_jax.data.tasks import find_task, load_splits

@@ -6,7 +6,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from pods_jax.config import DataConfig
+from pods_jax.config.sections import DataConfig
 from pods_jax.data.rows import Columns, Origin, Source, Split, make_source, read_rows
 
 HUB: dict[Split, Origin] = {"train": Origin("org/set", "train", ("main",)), "held_out": Origin("org/set", "test", ("main",))}

@@ -11,11 +11,11 @@ from beartype import beartype
 from flax import nnx
 from jaxtyping import jaxtyped
 
+from pods_jax.devices.sharding import partition_spec
 from pods_jax.models import decoder as module
 from pods_jax.models.attention import DECODE_FORMS
 from pods_jax.models.decoder import Decoder
 from pods_jax.models.spec import DecoderSpec, Llama3Rope
-from pods_jax.sharding import partition_spec
 
 P, M, L, C, V, D, F, LAYERS = 3, 5, 7, 11, 29, 13, 17, 2
 SPEC = DecoderSpec(vocab_size=V, width=D, layers=LAYERS, q_heads=8, kv_heads=2, head_size=6, feed_forward=F)

@@ -15,7 +15,8 @@ from flax import nnx
 
 from pods_jax.models.decoder import Decoder
 from pods_jax.models.families import read_spec
-from pods_jax.models.hf_weights import array_shapes, export_folder, load_params
+from pods_jax.models.hf_weights import export_folder, load_params
+from pods_jax.models.weight_table import array_shapes
 
 REFERENCE = Path(__file__).parent / "reference"
 RECIPE = runpy.run_path(str(REFERENCE / "make_reference.py"))

@@ -11,7 +11,8 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from pods_jax.models.families import read_spec
-from pods_jax.models.hf_weights import array_shapes, export_folder, load_params
+from pods_jax.models.hf_weights import export_folder, load_params
+from pods_jax.models.weight_table import array_shapes
 
 RECIPE = runpy.run_path(str(Path(__file__).parent / "reference" / "make_reference.py"))
 CASES = RECIPE["CASES"]

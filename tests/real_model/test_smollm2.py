@@ -11,13 +11,13 @@ import pytest
 from flax import nnx
 
 from pods_jax.algorithm.losses import lookup_loss
-from pods_jax.config import ModelConfig
+from pods_jax.assembly.policy import load_policy
+from pods_jax.config.sections import ModelConfig
 from pods_jax.data.prompts import build_prompts, eos_ids, load_tokenizer, pad_prompts
+from pods_jax.devices.sharding import make_mesh
 from pods_jax.models.hf_weights import export_folder
-from pods_jax.policy import load_policy
 from pods_jax.rollout.engine import RolloutEngine
 from pods_jax.rollout.sampling import sampling_params
-from pods_jax.sharding import make_mesh
 from pods_jax.types import Problem, PromptBatch
 
 FOLDER = Path(os.environ.get("SMOLLM2", Path(__file__).parents[2] / ".cache" / "smollm2"))

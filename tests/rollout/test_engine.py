@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from pods_jax.devices.sharding import ROLLOUT_TABLE, make_mesh, named_sharding, replicate, to_global, to_local
 from pods_jax.models.attention import decode_form
 from pods_jax.models.decoder import Decoder
 from pods_jax.models.logprob import token_logp
 from pods_jax.models.spec import DecoderSpec
 from pods_jax.rollout.compaction import Rows, plan
-from pods_jax.rollout.engine import MAX_EOS_IDS, Lanes, RolloutEngine, Stop, default_lanes, eos_array, rollout_keys
+from pods_jax.rollout.engine import RolloutEngine
+from pods_jax.rollout.lanes import Lanes, default_lanes
+from pods_jax.rollout.programs import MAX_EOS_IDS, Stop, eos_array, rollout_keys
 from pods_jax.rollout.sampling import effective_temperature, sampling_params
-from pods_jax.sharding import ROLLOUT_TABLE, make_mesh, named_sharding, replicate, to_global, to_local
 from pods_jax.types import PromptBatch
 
 P, N, L, C, V = 8, 3, 5, 13, 38

@@ -1,0 +1,1 @@
+"""Where arrays live on the devices, which sizes are compiled, and what compiling costs."""

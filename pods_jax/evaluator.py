@@ -1,0 +1,100 @@
+"""Accuracy on held-out problems: greedy, and the mean over sampled completions."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Key
+from transformers import PreTrainedTokenizerBase
+
+from pods_jax.data.prompts import pad_prompts
+from pods_jax.devices.sharding import exchange, own_rows, replicate, to_global, to_local
+from pods_jax.rollout.engine import RolloutEngine
+from pods_jax.rollout.sampling import SamplingParams
+from pods_jax.rollout.texts import completion_texts
+from pods_jax.types import Problem, Prompt, PromptBatch
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """Completions of every problem of a batch and whether each is right, in the problems' order.
+
+    Attributes:
+        problems: The problems.
+        texts: Completions of each.
+        correct_EN: Verdicts, ``[problems, completions]``.
+        finished_EN: False for completions cut at the limit.
+    """
+
+    problems: list[Problem]
+    texts: list[list[str]]
+    correct_EN: Bool[np.ndarray, "E N"]
+    finished_EN: Bool[np.ndarray, "E N"]
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Mean over problems of each problem's share of right completions, its standard error, and the share that was cut."""
+
+    mean: float
+    standard_error: float
+    truncated_fraction: float
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Generates and judges completions of a fixed list of problems.
+
+    Attributes:
+        engine: Rollout engine; its ``rollouts`` is the number of completions of each problem.
+        sampling: Temperature 0 for greedy.
+        prompts: Held-out prompts, the same list on every process.
+        batch: Problems generated at once over all devices; the last batch is filled up with repeats that are not counted.
+        mesh: Device mesh.
+        tokenizer: For the completions' text.
+        judge: ``(problems, texts) -> bool [problems, completions]``.
+        key: Sampling key, the same at each evaluation so that only the policy changes.
+    """
+
+    engine: RolloutEngine
+    sampling: SamplingParams
+    prompts: Sequence[Prompt]
+    batch: int
+    mesh: Mesh
+    tokenizer: PreTrainedTokenizerBase
+    judge: Callable[[Sequence[Problem], Sequence[Sequence[str]]], Bool[np.ndarray, "E N"]]
+    key: Key[Array, ""]
+
+    def __call__(self, params: Any) -> Accuracy:
+        """Accuracy of the policy over all problems."""
+        return summarise(list(self.verdicts(params)))
+
+    def verdicts(self, params: Any) -> Iterator[Verdicts]:
+        """Generates and judges batch after batch."""
+        longest = max(len(p.tokens) for p in self.prompts)
+        for number, first in enumerate(range(0, len(self.prompts), self.batch)):
+            block = list(self.prompts[first : first + self.batch])
+            filled = block + [block[-1]] * (self.batch - len(block))
+            batch = PromptBatch(*pad_prompts(filled, multiple=longest))  # type: ignore[arg-type]
+            key = jax.random.fold_in(self.key, replicate(np.uint32(number)))
+            rollouts = to_local(self.engine(params, to_global(self.mesh, batch), key, self.sampling))
+            texts = completion_texts(self.tokenizer, rollouts.tokens_PNC, rollouts.length_PN)[: len(block)]
+            problems = [prompt.problem for prompt in block]
+            yield Verdicts(problems, texts, self._judged(problems, texts), rollouts.finished_PN[: len(block)])
+
+    def _judged(self, problems: list[Problem], texts: list[list[str]]) -> Bool[np.ndarray, "E N"]:
+        """Verdicts on all completions; each process judges its share."""
+        mine = own_rows(len(problems))
+        return exchange(self.judge(problems[mine], texts[mine]), (len(problems), self.engine.rollouts))
+
+
+def summarise(verdicts: Sequence[Verdicts]) -> Accuracy:
+    """Accuracy over the verdicts of all batches."""
+    share = np.concatenate([v.correct_EN.mean(axis=1) for v in verdicts])
+    finished = np.concatenate([v.finished_EN.mean(axis=1) for v in verdicts])
+    standard_error = share.std() / math.sqrt(max(1, len(share) - 1))
+    return Accuracy(float(share.mean()), float(standard_error), float(1.0 - finished.mean()))

@@ -1,0 +1,96 @@
+"""How the entries of every table are found: by name, or as ``module:function`` where code of the user's own makes sense.
+
+A configuration holds names alone; the table of each name checks it here, before anything is allocated, so that all of them
+refuse an unknown one in the same words.
+"""
+
+import difflib
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def lookup(table: Mapping[str, T], name: str, key: str, *, own: bool = False, others: Iterable[str] = ()) -> T:
+    """Returns the entry of a table, or imports an own one.
+
+    Args:
+        table: Entries by name.
+        name: Name of the wanted one.
+        key: Configuration key that holds the name, for the error message.
+        own: Whether ``module:function``, importable from the working directory, is accepted too.
+        others: What else is accepted there, for the error message alone.
+
+    Raises:
+        ValueError: There is no such entry, and the message gives the nearest and all valid names; or the module or what
+            should stand in it cannot be had.
+    """
+    if name in table:
+        return table[name]
+    if own and ":" in name:
+        return import_own(name, key)
+    near = difflib.get_close_matches(name, table, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    valid = ", ".join([*table, *others, *(["module:function"] if own else [])])
+    raise ValueError(f"{key}={name!r} is unknown; {hint}valid: {valid}")
+
+
+def import_own(name: str, key: str) -> Any:
+    """Imports what ``module:function`` names, from the working directory too.
+
+    Raises:
+        ValueError: The module cannot be imported, or has nothing callable of that name.
+    """
+    module_name, _, function_name = name.partition(":")
+    if not (module_name and function_name):
+        raise ValueError(f"{key}={name!r} names no function: expected module:function")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{key}: module {module_name!r} cannot be imported ({reason})") from error
+    function = vars(module).get(function_name)
+    if not callable(function):
+        fault = "has no function" if function is None else "has something that is no function named"
+        raise ValueError(f"{key}: module {module_name!r} {fault} {function_name!r}")
+    return function
+
+
+def bind(function: Callable[..., T], options: Sequence[str], key: str) -> Callable[..., T]:
+    """Gives the keyword-only numbers of an entry other values than their defaults.
+
+    Args:
+        function: The entry; what may be set are its keyword-only parameters that have a number as their default.
+        options: Each ``name=number``.
+        key: Configuration key that holds the options, for the error message.
+
+    Raises:
+        ValueError: An option has not that form, or the entry has no such number.
+    """
+    if not options:
+        return function
+    numbers = settable(function)
+    given: dict[str, float] = {}
+    for option in options:
+        name, _, text = option.partition("=")
+        if name not in numbers:
+            known = ", ".join(numbers) or "none"
+            raise ValueError(f"{key}={option!r}: the chosen entry has no number {name!r}; it has: {known}")
+        try:
+            given[name] = type(numbers[name])(text)
+        except ValueError:
+            raise ValueError(f"{key}={option!r} must be {name}=number") from None
+    return partial(function, **given)
+
+
+def settable(function: Callable[..., Any]) -> dict[str, int | float]:
+    """The keyword-only numbers of an entry that ``bind`` sets, with their defaults."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and type(p.default) in (int, float)}

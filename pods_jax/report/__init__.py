@@ -1,0 +1,1 @@
+"""From a run folder to one HTML page that needs no network."""

@@ -1,0 +1,1 @@
+"""The run folder while it grows: metrics, rollouts, progress, checkpoints."""

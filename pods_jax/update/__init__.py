@@ -1,0 +1,1 @@
+"""Kept rollouts in, new parameters and metrics out."""
