@@ -5,19 +5,20 @@ The flow of one step, as ``loop.py`` reads:
     prompts   = loader                       data/        problems become prompt tokens             host
     rollouts  = engine(params, prompts)      rollout/     n completions of each prompt              device
     scores    = scorer(problems, texts)      rewards/     text in, numbers out                      host
-    kept      = keep(rewards, rollouts)      algorithm/   the m < n whose rewards vary most         device
-    state     = learner.update(state, kept)  learner.py   one forward per group, loss, optimiser    device
+    kept      = keep(rollouts, rewards)      algorithm/   the m < n whose rewards vary most         device
+    state     = learner(state, kept)         update/      one forward per group, loss, optimiser    device
 
-Entry points: ``python -m pods_jax.train``, ``.compare``, ``.evaluate``, ``.report``, ``.bench``. The tables to extend:
-``RULES``, ``ADVANTAGES``, ``LOSSES`` (algorithm), ``TASKS`` (data), ``REWARDS`` (rewards), ``FAMILIES`` (models). Names
-below are imported on first use, so that a process that needs only the data layer does not start the accelerator.
+``assembly/`` builds these parts from a configuration (``config/``), and ``run/`` keeps the record. Entry points:
+``python -m pods_jax.train``, ``.compare``, ``.evaluate``, ``.report``, ``.bench``. The tables to extend: ``RULES``,
+``ADVANTAGES``, ``LOSSES`` (algorithm), ``SCHEDULES`` (update), ``TASKS`` (data), ``REWARDS`` (rewards), ``FAMILIES`` (models).
+Names below are imported on first use, so that a process that needs only the data layer does not start the accelerator.
 """
 
 from importlib import import_module
 from typing import Any
 
 _PUBLIC = {
-    "Config": "config",
+    "Config": "config.entries",
     "RULES": "algorithm.selection",
     "select": "algorithm.selection",
     "ADVANTAGES": "algorithm.advantages",
@@ -28,7 +29,7 @@ _PUBLIC = {
     "Decoder": "models.decoder",
     "DecoderSpec": "models.spec",
     "RolloutEngine": "rollout.engine",
-    "Learner": "learner",
+    "Learner": "update.learner",
     "run": "train",
 }
 

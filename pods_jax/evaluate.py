@@ -22,7 +22,7 @@ import numpy as np
 from rich.progress import track
 
 from pods_jax.assembly.inputs import load_prompts, make_verifier
-from pods_jax.assembly.parts import make_engine, make_sampling
+from pods_jax.assembly.parts import engine_numbers, make_engine, make_sampling
 from pods_jax.assembly.policy import model_folder
 from pods_jax.assembly.sources import find_policy, load_any_policy
 from pods_jax.config.command_line import parse
@@ -34,6 +34,7 @@ from pods_jax.devices.sharding import make_mesh
 from pods_jax.evaluator import Evaluator, Verdicts
 from pods_jax.problem import Problem
 from pods_jax.rewards.answers import vote
+from pods_jax.rollout.engine import RolloutEngine
 from pods_jax.rollout.sampling import sampling_params
 
 
@@ -58,9 +59,13 @@ def evaluate(config: EvaluateConfig) -> dict[str, float]:
     _, prompts = load_prompts(config.data, tokenizer, evaluation=True)
     result: dict[str, float] = {"problems": len(prompts)}
     with make_verifier(config.verify) as scorer, jax.set_mesh(mesh):
-        architecture, params = load_any_policy(source, mesh)
-        engine = partial(make_engine, source.model, config.rollout, architecture, mesh, tokenizer)
-        engine = partial(engine, prompt_tokens=config.data.max_prompt_length, prompts=len(prompts))
+        architecture, params = load_any_policy(source, mesh, layers=config.tuning.layers)
+
+        def engine(completions: int) -> RolloutEngine:
+            of = (source.model, config.rollout, config.tuning, architecture, mesh, tokenizer, completions)
+            numbers = engine_numbers(*of, prompt_length=config.data.max_prompt_length, prompts=len(prompts))
+            return make_engine(architecture, mesh, source.model.compute_dtype, **numbers)
+
         evaluator = partial(
             Evaluator, prompts=prompts, batch=config.batch, mesh=mesh, tokenizer=tokenizer, judge=scorer.correct
         )
@@ -69,7 +74,7 @@ def evaluate(config: EvaluateConfig) -> dict[str, float]:
             runs["sampled"] = (engine(config.samples), make_sampling(config.rollout))
         with Path(config.out).open("w", encoding="utf-8") if config.out else nullcontext() as out:
             for name, (used, sampling) in runs.items():
-                judge = evaluator(engine=used, sampling=sampling, key=jax.random.key(config.seed))
+                judge = evaluator(name=name, engine=used, sampling=sampling, key=jax.random.key(config.seed))
                 batches = math.ceil(len(prompts) / config.batch)
                 verdicts = list(track(judge.verdicts(params), description=name, total=batches, transient=True))
                 _write(out, name, verdicts)

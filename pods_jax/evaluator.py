@@ -12,10 +12,10 @@ from jaxtyping import Array, Bool, Key
 from transformers import PreTrainedTokenizerBase
 
 from pods_jax.data.prompts import pad_prompts
-from pods_jax.devices.sharding import exchange, own_rows, replicate, to_global, to_local
-from pods_jax.rollout.engine import RolloutEngine
+from pods_jax.devices.sharding import exchange, own_rows, replicate, to_global
+from pods_jax.rollout.engine import Engine
 from pods_jax.rollout.sampling import SamplingParams
-from pods_jax.rollout.texts import completion_texts
+from pods_jax.rollout.texts import read_completions
 from pods_jax.types import Problem, Prompt, PromptBatch
 
 
@@ -25,24 +25,15 @@ class Verdicts:
 
     Attributes:
         problems: The problems.
-        texts: Completions of each.
+        texts: Completions of each, decoded when asked for.
         correct_EN: Verdicts, ``[problems, completions]``.
         finished_EN: False for completions cut at the limit.
     """
 
     problems: list[Problem]
-    texts: list[list[str]]
+    texts: Sequence[list[str]]
     correct_EN: Bool[np.ndarray, "E N"]
     finished_EN: Bool[np.ndarray, "E N"]
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """Mean over problems of each problem's share of right completions, its standard error, and the share that was cut."""
-
-    mean: float
-    standard_error: float
-    truncated_fraction: float
 
 
 @dataclass(frozen=True)
@@ -50,6 +41,7 @@ class Evaluator:
     """Generates and judges completions of a fixed list of problems.
 
     Attributes:
+        name: Name of the accuracy in the log, as ``eval/accuracy``.
         engine: Rollout engine; its ``rollouts`` is the number of completions of each problem.
         sampling: Temperature 0 for greedy.
         prompts: Held-out prompts, the same list on every process.
@@ -60,7 +52,8 @@ class Evaluator:
         key: Sampling key, the same at each evaluation so that only the policy changes.
     """
 
-    engine: RolloutEngine
+    name: str
+    engine: Engine
     sampling: SamplingParams
     prompts: Sequence[Prompt]
     batch: int
@@ -69,9 +62,9 @@ class Evaluator:
     judge: Callable[[Sequence[Problem], Sequence[Sequence[str]]], Bool[np.ndarray, "E N"]]
     key: Key[Array, ""]
 
-    def __call__(self, params: Any) -> Accuracy:
-        """Accuracy of the policy over all problems."""
-        return summarise(list(self.verdicts(params)))
+    def __call__(self, params: Any) -> dict[str, float]:
+        """Metrics of the policy over all problems, as ``accuracy_metrics``."""
+        return accuracy_metrics(self.name, list(self.verdicts(params)))
 
     def verdicts(self, params: Any) -> Iterator[Verdicts]:
         """Generates and judges batch after batch."""
@@ -79,22 +72,32 @@ class Evaluator:
         for number, first in enumerate(range(0, len(self.prompts), self.batch)):
             block = list(self.prompts[first : first + self.batch])
             filled = block + [block[-1]] * (self.batch - len(block))
-            batch = PromptBatch(*pad_prompts(filled, multiple=longest))  # type: ignore[arg-type]
+            batch = place_prompts(self.mesh, filled, multiple=longest)
             key = jax.random.fold_in(self.key, replicate(np.uint32(number)))
-            rollouts = to_local(self.engine(params, to_global(self.mesh, batch), key, self.sampling))
-            texts = completion_texts(self.tokenizer, rollouts.tokens_PNC, rollouts.length_PN)[: len(block)]
+            rollouts = self.engine(params, batch, key, self.sampling)
+            completions = read_completions(self.tokenizer, rollouts, len(block))
             problems = [prompt.problem for prompt in block]
-            yield Verdicts(problems, texts, self._judged(problems, texts), rollouts.finished_PN[: len(block)])
+            correct_EN = self._judged(problems, completions.texts_PN)
+            yield Verdicts(problems, completions.texts_PN, correct_EN, completions.finished_PN)
 
-    def _judged(self, problems: list[Problem], texts: list[list[str]]) -> Bool[np.ndarray, "E N"]:
+    def _judged(self, problems: list[Problem], texts: Sequence[Sequence[str]]) -> Bool[np.ndarray, "E N"]:
         """Verdicts on all completions; each process judges its share."""
         mine = own_rows(len(problems))
         return exchange(self.judge(problems[mine], texts[mine]), (len(problems), self.engine.rollouts))
 
 
-def summarise(verdicts: Sequence[Verdicts]) -> Accuracy:
-    """Accuracy over the verdicts of all batches."""
+def accuracy_metrics(name: str, verdicts: Sequence[Verdicts]) -> dict[str, float]:
+    """Mean over problems of each problem's share of right completions, its standard error, and the share that was cut."""
     share = np.concatenate([v.correct_EN.mean(axis=1) for v in verdicts])
     finished = np.concatenate([v.finished_EN.mean(axis=1) for v in verdicts])
     standard_error = share.std() / math.sqrt(max(1, len(share) - 1))
-    return Accuracy(float(share.mean()), float(standard_error), float(1.0 - finished.mean()))
+    return {
+        name: float(share.mean()),
+        f"{name}_standard_error": float(standard_error),
+        f"{name}_truncated_fraction": float(1.0 - finished.mean()),
+    }
+
+
+def place_prompts(mesh: Mesh, prompts: Sequence[Prompt], *, multiple: int) -> PromptBatch:
+    """Prompts on the devices, padded to a multiple of so many tokens."""
+    return to_global(mesh, PromptBatch(*pad_prompts(prompts, multiple=multiple)))  # type: ignore[arg-type]

@@ -16,14 +16,16 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def lookup(table: Mapping[str, T], name: str, key: str, *, own: bool = False, others: Iterable[str] = ()) -> T:
+def lookup(
+    table: Mapping[str, T], name: str, key: str, *, own: tuple[type, ...] | None = None, others: Iterable[str] = ()
+) -> T:
     """Returns the entry of a table, or imports an own one.
 
     Args:
         table: Entries by name.
         name: Name of the wanted one.
         key: Configuration key that holds the name, for the error message.
-        own: Whether ``module:function``, importable from the working directory, is accepted too.
+        own: Accept ``module:function``, importable from the working directory, and there records of these types too.
         others: What else is accepted there, for the error message alone.
 
     Raises:
@@ -32,16 +34,16 @@ def lookup(table: Mapping[str, T], name: str, key: str, *, own: bool = False, ot
     """
     if name in table:
         return table[name]
-    if own and ":" in name:
-        return import_own(name, key)
+    if own is not None and ":" in name:
+        return import_own(name, key, own)
     near = difflib.get_close_matches(name, table, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    valid = ", ".join([*table, *others, *(["module:function"] if own else [])])
+    valid = ", ".join([*table, *others, *(["module:function"] if own is not None else [])])
     raise ValueError(f"{key}={name!r} is unknown; {hint}valid: {valid}")
 
 
-def import_own(name: str, key: str) -> Any:
-    """Imports what ``module:function`` names, from the working directory too.
+def import_own(name: str, key: str, kinds: tuple[type, ...] = ()) -> Any:
+    """Imports what ``module:function`` names, from the working directory too: a function, or a record of one of ``kinds``.
 
     Raises:
         ValueError: The module cannot be imported, or has nothing callable of that name.
@@ -57,7 +59,7 @@ def import_own(name: str, key: str) -> Any:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"{key}: module {module_name!r} cannot be imported ({reason})") from error
     function = vars(module).get(function_name)
-    if not callable(function):
+    if not callable(function) and not isinstance(function, kinds):
         fault = "has no function" if function is None else "has something that is no function named"
         raise ValueError(f"{key}: module {module_name!r} {fault} {function_name!r}")
     return function

@@ -3,10 +3,11 @@
     prompts   = loader                       tokens and lengths of P prompts                       host
     rollouts  = engine(params, prompts)      n completions of each                                 device
     scores    = scorer(problems, texts)      rewards, part by part                                 host
-    kept      = keep(rewards, rollouts)      the m whose rewards vary most, and their advantages   device
-    state     = learner.update(state, kept)  loss, gradient, optimiser                             device
+    kept      = keep(rollouts, rewards)      the m whose rewards vary most, and their advantages   device
+    state     = learner(state, kept)         loss, gradient, optimiser                             device
 
-then metrics, and every so often an evaluation and a checkpoint.
+then the log, and every so often an evaluation and a checkpoint. A metric has its name from where it is computed; here the
+dicts are joined.
 """
 
 import time
@@ -19,25 +20,22 @@ import grain
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Key
 from transformers import PreTrainedTokenizerBase
 
-from pods_jax.algorithm.keeping import GroupMetrics
-from pods_jax.data.prompts import pad_prompts
 from pods_jax.devices.compiling import watch_compiling
 from pods_jax.devices.sharding import add_up, exchange, own_rows, replicate, to_global, to_local
-from pods_jax.evaluator import Evaluator
+from pods_jax.evaluator import Evaluator, place_prompts
 from pods_jax.models.lora import join
 from pods_jax.rewards.scoring import Scorer, Scores
-from pods_jax.rollout.engine import RolloutEngine
+from pods_jax.rollout.engine import Engine
 from pods_jax.rollout.sampling import SamplingParams
-from pods_jax.rollout.texts import completion_texts
+from pods_jax.rollout.texts import Completions, read_completions
 from pods_jax.run.checkpoint import Checkpoints, Progress
 from pods_jax.run.log import RunLog
 from pods_jax.run.rollouts import RolloutRecords
-from pods_jax.types import Problem, Prompt, PromptBatch, Rollouts, Selection
-from pods_jax.update.learner import Learner, TrainState, UpdateMetrics
-from pods_jax.update.microbatches import padding_fraction, place_plan
+from pods_jax.types import KeptBatch, Problem, Prompt
+from pods_jax.update.learner import Learner, TrainState
 
 
 @dataclass(frozen=True)
@@ -51,10 +49,9 @@ class Parts:
         engine: Rollout engine.
         sampling: Sampling parameters on the device.
         scorer: Rewards.
-        keep: Selection and advantages, from ``learner.make_keep``.
+        keep: Selection and advantages, from ``keeping.make_keep``.
         learner: The update.
-        schedule: Learning rate by optimiser step, jitted, for the log.
-        evaluators: By metric name (``eval/accuracy``).
+        evaluators: Called one after another at each evaluation.
         log: Run log.
         checkpoints: Checkpoints of the run folder.
         frozen: Parameters that are not trained (the base beside adapters), or None.
@@ -64,13 +61,12 @@ class Parts:
     mesh: Mesh
     tokenizer: PreTrainedTokenizerBase
     loader: grain.DatasetIterator
-    engine: RolloutEngine
+    engine: Engine
     sampling: SamplingParams
     scorer: Scorer
-    keep: Any
+    keep: Callable[..., tuple[KeptBatch, dict[str, Array]]]
     learner: Learner
-    schedule: Callable[[Int[Array, ""]], Float[Array, ""]]
-    evaluators: dict[str, Evaluator]
+    evaluators: Sequence[Evaluator]
     log: RunLog
     checkpoints: Checkpoints
     frozen: Any
@@ -88,7 +84,6 @@ class Settings:
     Attributes:
         steps: Last step.
         seed: Seed of the run's keys.
-        epochs: Optimiser steps on each batch.
         eval_every: Steps between evaluations; 0 is never.
         checkpoint_every: Steps between checkpoints.
         prompt_multiple: Prompts are padded to a multiple of this many tokens.
@@ -98,7 +93,6 @@ class Settings:
 
     steps: int
     seed: int
-    epochs: int
     eval_every: int
     checkpoint_every: int
     prompt_multiple: int
@@ -177,7 +171,7 @@ class Trainer:
         start, last = time.perf_counter() - self.wall_seconds, step == settings.steps
         with asked_transfers_only(), clock.step():
             key = jax.random.fold_in(self._base_key, replicate(np.uint32(step)))
-            self.state, metrics, records = one_step(self.parts, settings, self.state, key, clock)
+            self.state, metrics, records = one_step(self.parts, settings, self.state, step, key, clock)
         self.done = step
         if settings.eval_every and (last or step % settings.eval_every == 0):
             metrics |= self._evaluate(clock)
@@ -191,7 +185,10 @@ class Trainer:
         self.wall_seconds = time.perf_counter() - start
 
     def _evaluate(self, clock: Clock) -> dict[str, float]:
-        metrics = evaluate(self.parts, self.state, clock)
+        metrics: dict[str, float] = {}
+        with clock("eval"):
+            for evaluator in self.parts.evaluators:
+                metrics |= evaluator(self.parts.policy(self.state))
         self.accuracy = metrics.get("eval/accuracy")
         return metrics
 
@@ -207,57 +204,30 @@ def train(parts: Parts, settings: Settings, state: TrainState, done: int, wall_s
 
 
 def one_step(
-    parts: Parts, settings: Settings, state: TrainState, key: Key[Array, ""], clock: Clock
+    parts: Parts, settings: Settings, state: TrainState, step: int, key: Key[Array, ""], clock: Clock
 ) -> tuple[TrainState, dict[str, float], RolloutRecords]:
     """Prompts to update: returns the new state, the step's metrics, and every rollout for the log."""
     rollout_key, tie_key = jax.random.split(key)
-    prompts: list[Prompt] = next(parts.loader)
-    batch = to_global(parts.mesh, PromptBatch(*pad_prompts(prompts, multiple=settings.prompt_multiple)))  # type: ignore[arg-type]
-
+    prompts = next(parts.loader)
+    batch = place_prompts(parts.mesh, prompts, multiple=settings.prompt_multiple)
     with clock("rollout"):
         rollouts = parts.engine(parts.policy(state), batch, rollout_key, parts.sampling)
-        local = to_local(rollouts)
-
+        completions = read_completions(parts.tokenizer, rollouts)
     with clock("reward"):
-        problems = [prompt.problem for prompt in prompts]
-        texts = completion_texts(parts.tokenizer, local.tokens_PNC, local.length_PN)
-        scores = score(parts.scorer, problems, texts, local.length_PN)
-
+        scores = score(parts.scorer, [prompt.problem for prompt in prompts], completions.texts_PN, completions.length_PN)
     with clock("update"):
-        rewards, valid, each = to_global(parts.mesh, (scores.rewards_PN, scores.valid_PN, _stacked(scores)))
-        steps = parts.engine.bucket(int(local.length_PN.max()))
-        kept, selection, groups = parts.keep(batch, rollouts, rewards, valid, each, tie_key, steps=steps)
-        selection, advantage_PM, weight_PM, length_PM = to_local((selection, kept.advantage_PM, kept.weight_PM, kept.length_PM))
-        learning_rate = parts.schedule(state.updates)
-        passes: list[UpdateMetrics] = []
-        padding = 0.0
-        # With nothing to train the step is logged, and the optimiser rests.
-        if weight_PM.any():
-            padded = {"steps": steps, "prompt_length": batch.tokens_PL.shape[1]}
-            plan = parts.learner.plan(length_PM, weight_PM, **padded)
-            prompt_length_P = np.array([len(prompt.tokens) for prompt in prompts])
-            padding = padding_fraction(plan, prompt_length_P, int(length_PM[weight_PM > 0].sum()), **padded)
-            plan = place_plan(parts.mesh, plan)
-            if parts.reference is not None:
-                kept = parts.learner.with_reference(parts.reference, kept)
-            for _ in range(settings.epochs):
-                state, trained = parts.learner.update(state, kept, parts.frozen, plan)
-                passes.append(trained)
-        groups, passes, learning_rate = to_local((groups, passes, learning_rate))
-
-    metrics = reward_metrics(groups, list(scores.parts)) | update_metrics(passes)
-    if parts.reference is None:
-        metrics.pop("policy/kl", None)
-    metrics["update/padding_fraction"] = padding
-    metrics["reward/unscored"] = float(sum(scores.unscored.values()))
-    metrics |= {f"reward/verifier_{fault}": float(count) for fault, count in scores.faults.items()}
-    metrics["policy/learning_rate"] = float(learning_rate)
-    return state, metrics, _records(prompts, texts, scores, local, selection, advantage_PM)
+        scored = to_global(parts.mesh, (scores.rewards_PN, scores.parts, scores.valid_PN))
+        padded_length = parts.engine.padded_length(int(completions.length_PN.max()))
+        kept, metrics = parts.keep(batch, rollouts, *scored, tie_key, completion_length=padded_length)
+        state, update_metrics = parts.learner(state, kept, step, parts.frozen, parts.reference)
+        metrics, index_PM, advantage_PM = to_local((metrics, kept.index_PM, kept.advantage_PM))
+    metrics = {name: float(value) for name, value in metrics.items()} | scores.metrics | update_metrics
+    return state, metrics, _records(prompts, completions, scores, index_PM, advantage_PM)
 
 
 @contextmanager
 def asked_transfers_only() -> Iterator[None]:
-    """Refuses every transfer between host and device that ``sharding.py`` was not asked for: each would stall the device."""
+    """Refuses every transfer between host and device that ``devices/sharding.py`` was not asked for: each stalls the device."""
     with jax.transfer_guard_host_to_device("disallow"), jax.transfer_guard_device_to_host("disallow"):
         yield
 
@@ -268,94 +238,24 @@ def score(scorer: Scorer, problems: Sequence[Problem], texts: Sequence[Sequence[
     # A reward may be a model of its own, which moves its data as it likes.
     with jax.transfer_guard("allow"):
         scores = scorer.score(problems[mine], texts[mine], length_PN=length_PN[mine])
-    shape = len(texts), len(texts[0])
-    rewards, valid, parts = exchange((scores.rewards_PN, scores.valid_PN, scores.parts), shape)
+    rewards, valid, parts = exchange((scores.rewards_PN, scores.valid_PN, scores.parts), length_PN.shape)
     unscored = {name: int(np.isnan(part).sum()) for name, part in parts.items()}
     return Scores(rewards, parts, valid, unscored, add_up(scores.faults))
 
 
-def evaluate(parts: Parts, state: TrainState, clock: Clock) -> dict[str, float]:
-    """Metrics of every evaluator on the current policy."""
-    metrics: dict[str, float] = {}
-    with clock("eval"):
-        for name, evaluator in parts.evaluators.items():
-            accuracy = evaluator(parts.policy(state))
-            metrics |= {
-                name: accuracy.mean,
-                f"{name}_standard_error": accuracy.standard_error,
-                f"{name}_truncated_fraction": accuracy.truncated_fraction,
-            }
-    return metrics
-
-
-def reward_metrics(groups: GroupMetrics, parts: list[str]) -> dict[str, float]:
-    """Metrics of rewards, completions and selection by their names in the log."""
-    metrics = {
-        "reward/mean": groups.reward_mean,
-        "reward/std": groups.reward_std,
-        "reward/kept_mean": groups.kept_reward_mean,
-        "reward/invalid_fraction": groups.invalid_fraction,
-        "selection/variance_all": groups.variance_all,
-        "selection/variance_kept": groups.variance_kept,
-        "selection/no_signal_fraction": groups.no_signal_fraction,
-        "completions/mean_length": groups.mean_length,
-        "completions/truncated_fraction": groups.truncated_fraction,
-        "tokens/generated": groups.tokens_generated,
-        "rollout/padding_fraction": groups.decode_padding_fraction,
-    }
-    metrics |= {f"reward/{name}/mean": value for name, value in zip(parts, groups.parts_mean, strict=True)}
-    return {name: float(value) for name, value in metrics.items()}
-
-
-def update_metrics(passes: Sequence[UpdateMetrics]) -> dict[str, float]:
-    """Metrics of a step's optimiser steps (one for each epoch); of a step without signal only that nothing was trained.
-
-    Those of the last one, except that the gap between the engine's log-probabilities and the learner's is the first's, before
-    the policy has moved, and that tokens, steps taken and broken gradients are summed.
-    """
-    if not passes:
-        return {"tokens/trained": 0.0, "update/taken": 0.0}
-    first, last = passes[0], passes[-1]
-    metrics = {
-        "loss": last.loss,
-        "policy/entropy": last.entropy,
-        "policy/kl": last.kl,
-        "policy/clip_fraction": last.clip_low_fraction + last.clip_high_fraction,
-        "policy/clip_low_fraction": last.clip_low_fraction,
-        "policy/clip_high_fraction": last.clip_high_fraction,
-        "policy/ratio_deviation": last.ratio_deviation,
-        "policy/logp_gap": first.logp_gap,
-        "policy/logp_gap_max": first.logp_gap_max,
-        "policy/grad_norm": last.grad_norm,
-        "tokens/trained": sum(one.tokens for one in passes),
-        "update/taken": sum(one.taken for one in passes),
-        "update/nonfinite": sum(1.0 - one.finite for one in passes),
-    }
-    return {name: float(value) for name, value in metrics.items()}
-
-
-def _stacked(scores: Scores) -> np.ndarray:
-    return np.stack(list(scores.parts.values()), axis=-1)
-
-
 def _records(
-    prompts: list[Prompt],
-    texts: list[list[str]],
-    scores: Scores,
-    local: Rollouts,
-    selection: Selection,
-    advantage_PM: np.ndarray,
+    prompts: Sequence[Prompt], completions: Completions, scores: Scores, index_PM: np.ndarray, advantage_PM: np.ndarray
 ) -> RolloutRecords:
     return RolloutRecords(
         prompt_id_P=[prompt.problem.id for prompt in prompts],
         prompt_P=[prompt.problem.messages[-1]["content"] for prompt in prompts],
         answer_P=[prompt.problem.answer for prompt in prompts],
-        texts_PN=texts,
+        texts_PN=completions.texts_PN,
         rewards_PN=scores.rewards_PN,
         parts=scores.parts,
         valid_PN=scores.valid_PN,
-        length_PN=np.asarray(local.length_PN),
-        finished_PN=np.asarray(local.finished_PN),
-        index_PM=np.asarray(selection.index_PM),
+        length_PN=completions.length_PN,
+        finished_PN=completions.finished_PN,
+        index_PM=index_PM,
         advantage_PM=advantage_PM,
     )

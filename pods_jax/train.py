@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from pods_jax.assembly.forecast import compiled_at_most, memory_plan
+from pods_jax.assembly.forecast import memory_lines, program_lines
 from pods_jax.assembly.inputs import find_inputs
 from pods_jax.assembly.opening import await_all_hosts, join_hosts, load_model, open_run
 from pods_jax.assembly.parts import check_sampler_sees, prompt_multiple
@@ -21,16 +21,14 @@ from pods_jax.assembly.policy import Architecture, find_base, model_folder
 from pods_jax.config.command_line import parse
 from pods_jax.config.entries import Config, arithmetic
 from pods_jax.config.fields import ConfigError
-from pods_jax.data.prompts import pad_prompts
 from pods_jax.devices.compiling import keep_compiled, watch_compiling
-from pods_jax.devices.sharding import to_global
+from pods_jax.evaluator import place_prompts
 from pods_jax.loop import Parts, train
 from pods_jax.models.hf_weights import export_folder
 from pods_jax.models.lora import merge
 from pods_jax.models.peft_adapters import export_adapters
 from pods_jax.report.page import write_report
 from pods_jax.run.log import read_metrics
-from pods_jax.types import PromptBatch
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,13 +61,13 @@ def run(config: Config) -> Path:
     opening = open_run(config, inputs, architecture, params.pop())
     with inputs.scorer, jax.set_mesh(inputs.mesh), watch_compiling() as compiling, opening as opened:
         parts = opened.parts
-        plan = memory_plan(config, architecture, inputs.mesh, parts.engine)
-        for line in (*arithmetic(config), *plan, *_programs(config, parts, cache)):
+        memory = memory_lines(config, architecture, inputs.mesh, parts.engine)
+        for line in (*arithmetic(config), *memory, *_programs(config, parts, cache)):
             parts.log.say(line)
         if parts.frozen is not None:
             some = inputs.train_prompts[: config.data.prompts_per_step]
-            batch = PromptBatch(*pad_prompts(some, multiple=opened.settings.prompt_multiple))  # type: ignore[arg-type]
-            check_sampler_sees(parts.engine, opened.state.params, parts.frozen, to_global(inputs.mesh, batch), parts.sampling)
+            batch = place_prompts(inputs.mesh, some, multiple=opened.settings.prompt_multiple)
+            check_sampler_sees(parts.engine, opened.state.params, parts.frozen, batch, parts.sampling)
         if opened.done:
             parts.log.say(f"continuing from step {opened.done}")
         state = train(parts, opened.settings, opened.state, opened.done, opened.wall_seconds)
@@ -84,9 +82,8 @@ def run(config: Config) -> Path:
 
 def _programs(config: Config, parts: Parts, cache: str | None) -> list[str]:
     """Lines on what is compiled, and where it is kept."""
-    limit, prompts = config.data.max_prompt_length, config.data.prompts_per_step
-    lengths = math.ceil(limit / prompt_multiple(limit))
-    lines = compiled_at_most(parts.engine, parts.learner, prompts=prompts, kept=config.kept, prompt_lengths=lengths)
+    limit = config.data.max_prompt_length
+    lines = program_lines(parts.engine, parts.learner, config=config, prompt_lengths=math.ceil(limit / prompt_multiple(limit)))
     return lines if cache is None else [*lines, f"compiled programs are kept in {cache}"]
 
 

@@ -14,7 +14,7 @@ from a length, never from comparing a token with a padding id. Positions are ``0
 ``length + t`` for token ``t`` of a completion.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 from jaxtyping import Array, Bool, Float, Int
@@ -47,7 +47,8 @@ class Rollouts:
     ``logp_PNC`` is the log-probability of each sampled token under the temperature-scaled policy, 0 beyond the length.
     ``length_PN`` counts completion tokens including the EOS token; ``finished_PN`` is false for a completion cut at the limit.
     ``decoded_rows`` counts the rows that decoding computed, one a token, those of padding and of ended rollouts included; the
-    first token of a rollout comes from its prompt and is not among them.
+    first token of a rollout comes from its prompt and is not among them. ``entropy_PN`` is the mean entropy at a rollout's
+    tokens in nats, from an engine that records it.
     """
 
     tokens_PNC: Int[Array, "P N C"]
@@ -55,25 +56,41 @@ class Rollouts:
     length_PN: Int[Array, "P N"]
     finished_PN: Bool[Array, "P N"]
     decoded_rows: Float[Array, ""]
+    entropy_PN: Float[Array, "P N"] | None = None
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Selection:
-    """Which rollouts of each group are kept: slots with index -1 are empty (fewer valid rollouts than m)."""
+class Group:
+    """What a selection rule sees of one prompt's rollouts; the record of a whole step has a leading axis of groups.
 
-    index_PM: Int[Array, "P M"]
-    variance_all_P: Float[Array, "P"]
-    variance_kept_P: Float[Array, "P"]
+    Attributes:
+        rewards_N: Total rewards, in any unit.
+        valid_N: False for a rollout without a score. Rules see it false where the reward is not finite, too.
+        parts: Each reward's own unweighted score by name; NaN where it could not score.
+        length_N: Completion tokens, the EOS token included.
+        finished_N: False for a completion cut at the limit.
+        logp_N: Mean log-probability of the completion's tokens, in nats.
+        entropy_N: Mean entropy at the completion's tokens, in nats; None where the engine does not record it.
+    """
+
+    rewards_N: Float[Array, "N"]
+    valid_N: Bool[Array, "N"]
+    parts: dict[str, Float[Array, "N"]] = field(default_factory=dict)
+    length_N: Int[Array, "N"] | None = None
+    finished_N: Bool[Array, "N"] | None = None
+    logp_N: Float[Array, "N"] | None = None
+    entropy_N: Float[Array, "N"] | None = None
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class KeptBatch:
-    """The update's input: prompts once per group, kept rollouts, and one weight per rollout.
+    """The update's input: every prompt once for its group, the kept rollouts, and one weight for each of them.
 
-    ``weight_PM`` is 1 for a rollout that is trained and 0 for an empty slot or a group without signal. ``logp_old_PMC`` was
-    recorded by the rollout engine; ``logp_ref_PMC`` is the reference policy's, or ``None`` when no KL term is used.
+    ``index_PM`` says which of its group's rollouts a slot holds; -1 is an empty slot (fewer valid rollouts than m).
+    ``weight_PM`` is 1 for a rollout that is trained, and 0 for an empty slot or a group without signal. ``logp_old_PMC`` is
+    what the rollout engine recorded.
     """
 
     prompt_PL: Int[Array, "P L"]
@@ -83,4 +100,4 @@ class KeptBatch:
     logp_old_PMC: Float[Array, "P M C"]
     advantage_PM: Float[Array, "P M"]
     weight_PM: Float[Array, "P M"]
-    logp_ref_PMC: Float[Array, "P M C"] | None = None
+    index_PM: Int[Array, "P M"]

@@ -6,7 +6,7 @@ import pytest
 from pods_jax.assets.tokenizer import write_tokenizer
 from pods_jax.data.prompts import load_tokenizer
 from pods_jax.devices.sharding import make_mesh
-from pods_jax.evaluator import Evaluator, Verdicts, summarise
+from pods_jax.evaluator import Evaluator, Verdicts, accuracy_metrics
 from pods_jax.rollout.sampling import sampling_params
 from pods_jax.types import Problem, Prompt, Rollouts
 
@@ -48,6 +48,7 @@ def evaluator(tokenizer):
             Prompt(p, tuple(tokenizer(t, add_special_tokens=False)["input_ids"])) for p, t in zip(problems, texts, strict=True)
         ]
         return Evaluator(
+            name="eval/accuracy",
             engine=Echo(rollouts),  # type: ignore[arg-type]
             sampling=sampling_params(temperature=0.5),
             prompts=prompts,
@@ -94,25 +95,25 @@ def test_each_evaluation_draws_the_same_numbers(evaluator):
 
 def test_accuracy_is_the_mean_over_problems(evaluator):
     accuracy = evaluator(count=7)("params")
-    assert accuracy.mean == 0.5
-    assert accuracy.standard_error == 0
-    assert accuracy.truncated_fraction == 0.5
+    assert accuracy["eval/accuracy"] == 0.5
+    assert accuracy["eval/accuracy_standard_error"] == 0
+    assert accuracy["eval/accuracy_truncated_fraction"] == 0.5
     greedy = evaluator(count=7, rollouts=1)("params")
-    assert greedy.mean == pytest.approx(4 / 7)
+    assert greedy["eval/accuracy"] == pytest.approx(4 / 7)
     share = np.array([1, 0, 1, 0, 1, 0, 1])
-    assert greedy.standard_error == pytest.approx(share.std(ddof=1) / np.sqrt(7))
-    assert greedy.truncated_fraction == 0
+    assert greedy["eval/accuracy_standard_error"] == pytest.approx(share.std(ddof=1) / np.sqrt(7))
+    assert greedy["eval/accuracy_truncated_fraction"] == 0
 
 
 def test_the_standard_error_counts_problems_and_not_completions():
     correct = np.array([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 1, 1]], bool)
     parts = [Verdicts([], [], correct[:1], correct[:1]), Verdicts([], [], correct[1:], ~correct[1:])]
-    accuracy = summarise(parts)
-    assert accuracy.mean == pytest.approx((0.75 + 0 + 1) / 3)
-    assert accuracy.standard_error == pytest.approx(np.std([0.75, 0, 1], ddof=1) / np.sqrt(3))
-    assert accuracy.truncated_fraction == pytest.approx((0.25 + 0 + 1) / 3)
+    accuracy = accuracy_metrics("eval/accuracy", parts)
+    assert accuracy["eval/accuracy"] == pytest.approx((0.75 + 0 + 1) / 3)
+    assert accuracy["eval/accuracy_standard_error"] == pytest.approx(np.std([0.75, 0, 1], ddof=1) / np.sqrt(3))
+    assert accuracy["eval/accuracy_truncated_fraction"] == pytest.approx((0.25 + 0 + 1) / 3)
 
 
 def test_one_problem_has_no_standard_error():
     one = Verdicts([], [], np.array([[True]]), np.array([[True]]))
-    assert summarise([one]).standard_error == 0
+    assert accuracy_metrics("a", [one])["a_standard_error"] == 0

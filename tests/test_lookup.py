@@ -14,10 +14,10 @@ def test_an_entry_is_found_by_its_name():
 @pytest.mark.parametrize(
     ("name", "own", "words"),
     [
-        ("alpa", False, "loss.name='alpa' is unknown; did you mean 'alpha'? valid: alpha, beta"),
-        ("zzzz", False, "loss.name='zzzz' is unknown; valid: alpha, beta"),
-        ("zzzz", True, "loss.name='zzzz' is unknown; valid: alpha, beta, module:function"),
-        ("a:b", False, "loss.name='a:b' is unknown; valid: alpha, beta"),
+        ("alpa", None, "loss.name='alpa' is unknown; did you mean 'alpha'? valid: alpha, beta"),
+        ("zzzz", None, "loss.name='zzzz' is unknown; valid: alpha, beta"),
+        ("zzzz", (), "loss.name='zzzz' is unknown; valid: alpha, beta, module:function"),
+        ("a:b", None, "loss.name='a:b' is unknown; valid: alpha, beta"),
     ],
 )
 def test_an_unknown_name_is_refused_with_the_nearest_and_all_valid_ones(name, own, words):
@@ -43,7 +43,7 @@ def own_module(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("own_module")
 def test_an_own_function_is_imported_from_the_working_directory():
-    assert lookup(TABLE, "own_entries:double", "loss.name", own=True)(4) == 8
+    assert lookup(TABLE, "own_entries:double", "loss.name", own=())(4) == 8  # type: ignore[operator]
 
 
 @pytest.mark.usefixtures("own_module")
@@ -60,7 +60,7 @@ def test_an_own_function_is_imported_from_the_working_directory():
 )
 def test_an_own_function_that_cannot_be_had_is_refused_by_name(name, words):
     with pytest.raises(ValueError, match=words) as refused:
-        lookup(TABLE, name, "loss.name", own=True)
+        lookup(TABLE, name, "loss.name", own=())
     assert str(refused.value).startswith("loss.name")
 
 

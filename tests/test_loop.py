@@ -1,49 +1,12 @@
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pods_jax.algorithm.keeping import GroupMetrics
 from pods_jax.devices.sharding import make_mesh, replicate, to_global, to_local
-from pods_jax.loop import Clock, asked_transfers_only, reward_metrics, score, update_metrics
+from pods_jax.loop import Clock, asked_transfers_only, score
 from pods_jax.rewards.scoring import Scores
 from pods_jax.types import Problem
-from pods_jax.update.learner import UpdateMetrics
-
-
-def one_pass(**changes):
-    values: dict[str, Any] = {name: np.float32(i / 8) for i, name in enumerate(UpdateMetrics.__dataclass_fields__)}
-    values.update({name: np.float32(value) for name, value in changes.items()})
-    return UpdateMetrics(**values)
-
-
-def test_a_step_without_update_says_so_and_nothing_else():
-    assert update_metrics([]) == {"tokens/trained": 0.0, "update/taken": 0.0}
-
-
-def test_metrics_of_several_epochs_are_the_last_ones_sums_and_the_first_gap():
-    first = one_pass(loss=1.0, logp_gap=0.5, logp_gap_max=0.75, tokens=10, taken=1, finite=1, clip_low_fraction=0.5)
-    last = one_pass(loss=2.0, logp_gap=9.0, tokens=10, taken=0, finite=0, clip_low_fraction=0.25, clip_high_fraction=0.5)
-    metrics = update_metrics([first, last])
-    assert metrics["loss"] == 2
-    assert (metrics["policy/logp_gap"], metrics["policy/logp_gap_max"]) == (0.5, 0.75)
-    assert metrics["tokens/trained"] == 20
-    assert (metrics["update/taken"], metrics["update/nonfinite"]) == (1, 1)
-    assert metrics["policy/clip_fraction"] == 0.75
-    assert all(type(value) is float for value in metrics.values())
-
-
-def test_each_reward_part_has_its_mean_by_name():
-    values: dict[str, Any] = {name: np.float32(i) for i, name in enumerate(GroupMetrics.__dataclass_fields__)}
-    values["parts_mean"] = np.array([0.25, 0.5], np.float32)
-    metrics = reward_metrics(GroupMetrics(**values), ["correct", "format"])
-    assert metrics["reward/correct/mean"] == 0.25
-    assert metrics["reward/format/mean"] == 0.5
-    assert metrics["reward/mean"] == 0
-    with pytest.raises(ValueError, match="zip"):
-        reward_metrics(GroupMetrics(**values), ["correct"])
 
 
 def test_a_clock_adds_up_by_name(monkeypatch):
@@ -111,5 +74,6 @@ def test_unscored_completions_are_counted_by_reward():
     scores = scored([["x", "b"], ["xx", "x"]])
     assert scores.unscored == {"norm": 3}
     assert scores.faults == {"norm": 7}
+    assert scores.metrics == {"reward/unscored": 3, "reward/verifier_norm": 7}
     np.testing.assert_array_equal(scores.valid_PN, [[False, True], [False, False]])
     np.testing.assert_array_equal(scores.rewards_PN, [[0, 2], [0, 0]])

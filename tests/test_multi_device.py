@@ -41,8 +41,8 @@ def run_on(tmp_path_factory, tiny_model, compiled_once):
             "eval.every": 0,
             "log.progress": "false",
             "log.tensorboard": "false",
-            "rollout.sizes": 2,
-            "update.sizes": 3,
+            "tuning.rollout_rungs": 2,
+            "tuning.update_rungs": 3,
         }
         states = []
         with pytest.MonkeyPatch.context() as patch:

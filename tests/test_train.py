@@ -225,7 +225,7 @@ def test_the_export_is_a_hugging_face_folder_with_the_final_parameters(whole, ti
     config = from_yaml(Config, (folder / "config.yaml").read_text())
     with jax.set_mesh(mesh):
         checkpoints = Checkpoints(folder / "checkpoints", keep=2)
-        state = checkpoints.restore(12, init_state(before, optimizer=make_optimizer(config.optimizer, 12)))
+        state = checkpoints.restore(12, init_state(before, optimizer=make_optimizer(config.optimizer)))
         checkpoints.close()
     assert int(state.updates) == 12
     for ours, kept in zip(jax.tree.leaves(exported), jax.tree.leaves(state.params), strict=True):
@@ -371,8 +371,14 @@ def test_other_settings_do_not_continue_a_run(whole, arguments, capsys):
 
 def test_programs_are_shared_by_runs_with_equal_settings_alone():
     programs, made = Programs(), iter("abc")
-    for settings, expected in (((1, "x"), "a"), ((2, "x"), "b"), ((1, "x"), "a"), ((1, "y"), "c"), ((2, "x"), "b")):
-        assert programs.get(lambda: next(made), *settings) == expected
+
+    def make(**numbers):
+        return next(made)
+
+    for (m, rule), expected in (((1, "x"), "a"), ((2, "x"), "b"), ((1, "x"), "a"), ((1, "y"), "c"), ((2, "x"), "b")):
+        assert programs.get(make, m=m, rule=rule) == expected
+    made = iter("de")
+    assert programs.get(lambda **numbers: next(made), m=1, rule="x") == "d"
 
 
 # --- what can happen on the way -----------------------------------------------------------------------------------------------
@@ -380,10 +386,10 @@ def test_programs_are_shared_by_runs_with_equal_settings_alone():
 
 def test_without_signal_the_optimiser_rests(trained, tiny_model):
     folder = trained("silent", run__steps=2, eval__every=0, reward__functions="own_rewards_of_a_user:constant", loss__beta=0.1)
-    for row in rows(folder)[1:]:
+    for step, row in enumerate(rows(folder)[1:], start=1):
         assert row["selection/no_signal_fraction"] == 1
         assert row["update/taken"] == row["tokens/trained"] == 0
-        assert row["policy/learning_rate"] == pytest.approx(0.002)
+        assert row["policy/learning_rate"] == pytest.approx(0.002 * step)  # the schedule goes on
     before = load_file(tiny_model / "model.safetensors")
     after = load_file(folder / "export" / "model.safetensors")
     assert all(np.array_equal(before[name], after[name]) for name in before)
@@ -412,7 +418,7 @@ def test_several_epochs_and_a_reference_policy(trained):
         assert row["update/taken"] == 3
         assert row["policy/kl"] > 0
         assert row["policy/logp_gap"] < 1e-5 < row["policy/ratio_deviation"]
-        assert row["policy/learning_rate"] == pytest.approx(0.002 * (1 + 3 * (step - 1)))
+        assert row["policy/learning_rate"] == pytest.approx(0.002 * step)
         kept = sum(r["length"] for r in rows(folder, "rollouts.jsonl") if r["step"] == step and r["kept"])
         assert row["tokens/trained"] == 3 * kept
 
@@ -429,7 +435,7 @@ def test_prompts_are_padded_to_few_lengths(limit, multiple):
 def test_fifty_steps_of_varying_lengths_compile_no_more_than_was_said(arguments, workshop, monkeypatch, capsys):
     made, make_parts = [], opening.make_parts
     monkeypatch.setattr(opening, "make_parts", lambda *args: made.append(make_parts(*args)) or made[-1])
-    sizes = {"rollout__sizes": 1, "rollout__chunk": 6, "update__sizes": 2}
+    sizes = {"tuning__rollout_rungs": 1, "tuning__cache_chunk": 6, "tuning__update_rungs": 2}
     assert train.main(arguments("fifty", run__steps=50, log__progress="true", run__export="false", **sizes)) == 0
     logged, said = rows(workshop / "runs" / "fifty"), capsys.readouterr().out
     parts = made[0][0]

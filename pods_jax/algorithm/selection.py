@@ -1,28 +1,31 @@
 """Which m of a prompt's n rollouts are trained: between the rewards and the advantages of a step.
 
-A rule sees one group, ``rule(rewards_N, valid_N, key, *, m, ties) -> index_M``; ``select`` lifts it over the groups of a step.
-What holds for every rule of ``RULES``:
+A rule sees one group. It is either a function ``rule(group, key, *, m) -> index_M`` of the group's record (``types.Group``), or
+``Ranked``: then the group is sorted once, and the rule fills its slots from the ranks. ``select`` lifts both over the groups
+of a step. What holds for every rule:
 
 - A rollout is eligible when it is valid and its reward is finite: NaN and infinities are never kept.
-- Indices are distinct. With fewer than m eligible rollouts all are kept, and the remaining slots, at the end, hold -1.
-- Order among equal rewards is random under the key (``ties="random"``), so that the order in which completions end never
+- Indices are distinct. Slots that a rule leaves empty hold -1; a ranked rule with fewer than m eligible rollouts keeps them
+  all, and its empty slots are at the end.
+- The order among equal rewards is random under the key (``ties="random"``), so that the order in which completions end never
   biases the choice, or by rollout index (``ties="index"``).
 - ``m``, ``ties`` and ``sort`` are static. There is no host loop and no ``[N, M]`` array in memory.
 - Rewards are compared as float32. The choice is the same on every backend and with every ``sort``, which says how the pairs of
-  a reward and a tie-break are put in order: what is fast is slow elsewhere.
+  a reward and a tie-break are put in order: what is fast on one is slow on another.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped, UInt32
 
-from pods_jax.algorithm.masked import masked_variance, usable
-from pods_jax.types import Selection
+from pods_jax.algorithm.masked import usable
+from pods_jax.lookup import bind, lookup
+from pods_jax.types import Group
 
-Rule = Callable[..., Int[Array, "M"]]
 Pairs = tuple[Int[Array, "N"], UInt32[Array, "N"]]
 Sort = Callable[[Int[Array, "N"], UInt32[Array, "N"]], Pairs]
 # The int32 above those of every float32, +inf included, and the mask of all bits but the sign.
@@ -68,15 +71,43 @@ def take_by_backend(value_N: Shaped[Array, "N"], index_M: Int[Array, "M"]) -> Sh
     return jax.lax.platform_dependent(value_N, index_M, tpu=take_by_comparison, default=take_by_gather)
 
 
-def max_variance(
-    rewards_N: Float[Array, "N"],
-    valid_N: Bool[Array, "N"],
-    key: PRNGKeyArray,
-    *,
-    m: int,
-    ties: str = "random",
-    sort: Sort = sort_by_backend,
-) -> Int[Array, "M"]:
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Ranks:
+    """One group in ascending order of a value.
+
+    Attributes:
+        value_N: The values as float32; those of ineligible rollouts come last, and mean nothing.
+        index_N: The rollout at each rank, int32.
+        count: Number of eligible rollouts.
+    """
+
+    value_N: Float[Array, "N"]
+    index_N: Int[Array, "N"]
+    count: Int[Array, ""]
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A rule on a sorted group.
+
+    Attributes:
+        slots: ``slots(ranks, *, m) -> index_M``; slots beyond the number of eligible rollouts are emptied afterwards.
+        value: What the group is sorted by.
+        ties: Entry of ``TIES`` that the rule needs, whatever the caller asks for; None takes the caller's.
+        whole: The rule has n slots whatever m is.
+    """
+
+    slots: Callable[..., Int[Array, "M"]]
+    value: Callable[[Group], Float[Array, "N"]] = lambda group: group.rewards_N
+    ties: str | None = None
+    whole: bool = False
+
+
+Rule = Ranked | Callable[..., Int[Array, "M"]]
+
+
+def max_variance(ranks: Ranks, *, m: int) -> Int[Array, "M"]:
     """The m rollouts whose rewards have the largest variance: the rule of PODS.
 
     An optimal set consists of the k highest and the m-k lowest rewards for some k. Let slot j hold either the j-th of the m
@@ -95,31 +126,21 @@ def max_variance(
     ascending in their index: the low end takes the first of them and the high end the last.
 
     Args:
-        rewards_N: Rewards, in any unit.
-        valid_N: False for a rollout without a score.
-        key: Breaks ties.
-        m: Rollouts to keep, 1 to n.
-        ties: "random" or "index".
-        sort: Sorts pairs of integers.
+        ranks: The group in ascending order of reward.
+        m: Rollouts to keep.
 
     Returns:
-        Distinct int32 indices in ascending order of reward, -1 in empty slots.
-
-    Raises:
-        ValueError: m is not in 1..n, or ``ties`` is unknown.
+        Distinct int32 indices in ascending order of reward.
 
     Reference:
         Max-variance down-sampling in "Not All Rollouts are Useful: Down-Sampling Rollouts in LLM Reinforcement Learning",
         arXiv 2504.13818, where the form of the optimal set is proved.
     """
-    eligible_N = usable(rewards_N, valid_N)
-    count = jnp.sum(eligible_N)
-    reward_N, index_N = _ascending(rewards_N, eligible_N, key, m=m, ties=ties, sort=sort)
-    above_N = jnp.where(_slots(reward_N.size) < count, reward_N - reward_N[:1], 0)
-    first_high = jnp.maximum(count - m, 0)
+    above_N = jnp.where(_slots(ranks.value_N.size) < ranks.count, ranks.value_N - ranks.value_N[:1], 0)
+    first_high = jnp.maximum(ranks.count - m, 0)
     low_M, high_M = above_N[:m], _window(above_N, first_high, m)
-    chosen_M = jnp.where(_slots(m) < m - high_slots(low_M, high_M), index_N[:m], _window(index_N, first_high, m))
-    return _empty_beyond(chosen_M, count)
+    split = m - high_slots(low_M, high_M)
+    return jnp.where(_slots(m) < split, ranks.index_N[:m], _window(ranks.index_N, first_high, m))
 
 
 def high_slots(low_M: Float[Array, "M"], high_M: Float[Array, "M"]) -> Int[Array, ""]:
@@ -130,86 +151,39 @@ def high_slots(low_M: Float[Array, "M"], high_M: Float[Array, "M"]) -> Int[Array
     return jnp.sum(gain_M > 0)
 
 
-def percentile(
-    rewards_N: Float[Array, "N"],
-    valid_N: Bool[Array, "N"],
-    key: PRNGKeyArray,
-    *,
-    m: int,
-    ties: str = "random",
-    sort: Sort = sort_by_backend,
-) -> Int[Array, "M"]:
+def percentile(ranks: Ranks, *, m: int) -> Int[Array, "M"]:
     """Rollouts spread evenly over the ranks: slot j holds the quantile (j + 1/2) / m of the eligible rewards.
 
-    That is rank ``floor((j + 1/2) * count / m)`` in ascending order, which is the median for m=1. Arguments, result and errors
-    as in ``max_variance``.
+    That is rank ``floor((j + 1/2) * count / m)`` in ascending order, which is the median for m=1.
     """
-    eligible_N = usable(rewards_N, valid_N)
-    count = jnp.sum(eligible_N)
-    _, index_N = _ascending(rewards_N, eligible_N, key, m=m, ties=ties, sort=sort)
-    parts = jnp.clip(count, 1, m)
-    rank_M = (2 * _slots(m) + 1) * count // (2 * parts)
-    return _empty_beyond(take_by_backend(index_N, jnp.minimum(rank_M, index_N.size - 1)), count)
+    parts = jnp.clip(ranks.count, 1, m)
+    rank_M = (2 * _slots(m) + 1) * ranks.count // (2 * parts)
+    return take_by_backend(ranks.index_N, jnp.minimum(rank_M, ranks.index_N.size - 1))
 
 
-def max_reward(
-    rewards_N: Float[Array, "N"],
-    valid_N: Bool[Array, "N"],
-    key: PRNGKeyArray,
-    *,
-    m: int,
-    ties: str = "random",
-    sort: Sort = sort_by_backend,
-) -> Int[Array, "M"]:
-    """The m highest rewards, best first. Arguments, result and errors as in ``max_variance``."""
-    eligible_N = usable(rewards_N, valid_N)
-    _, index_N = _ascending(-rewards_N, eligible_N, key, m=m, ties=ties, sort=sort)
-    return _empty_beyond(index_N[:m], jnp.sum(eligible_N))
+def first_ranks(ranks: Ranks, *, m: int) -> Int[Array, "M"]:
+    """The m lowest of what the group is sorted by."""
+    return ranks.index_N[:m]
 
 
-def random(
-    rewards_N: Float[Array, "N"],
-    valid_N: Bool[Array, "N"],
-    key: PRNGKeyArray,
-    *,
-    m: int,
-    ties: str = "random",
-    sort: Sort = sort_by_backend,
-) -> Int[Array, "M"]:
-    """A uniformly random subset of the eligible rollouts, in random order, whatever ``ties`` says.
-
-    Arguments, result and errors as in ``max_variance``.
-    """
-    _lookup(TIES, ties, "ties")
-    eligible_N = usable(rewards_N, valid_N)
-    _, index_N = _ascending(jnp.zeros_like(rewards_N), eligible_N, key, m=m, ties="random", sort=sort)
-    return _empty_beyond(index_N[:m], jnp.sum(eligible_N))
+def every_rank(ranks: Ranks, *, m: int) -> Int[Array, "N"]:
+    """All eligible rollouts, whatever m says; the result has n slots."""
+    del m
+    return ranks.index_N
 
 
-def every(
-    rewards_N: Float[Array, "N"],
-    valid_N: Bool[Array, "N"],
-    key: PRNGKeyArray,
-    *,
-    m: int,
-    ties: str = "random",
-    sort: Sort = sort_by_backend,
-) -> Int[Array, "N"]:
-    """All eligible rollouts by index, whatever m says: plain GRPO. The result has n slots; the empty ones are at the end."""
-    _lookup(TIES, ties, "ties")
-    eligible_N = usable(rewards_N, valid_N)
-    n = rewards_N.size
-    _, index_N = _ascending(jnp.zeros_like(rewards_N), eligible_N, key, m=n, ties="index", sort=sort)
-    return _empty_beyond(index_N, jnp.sum(eligible_N))
+def _nothing(group: Group) -> Float[Array, "N"]:
+    return jnp.zeros_like(group.rewards_N)
 
 
 RULES: dict[str, Rule] = {
-    "max_variance": max_variance,
-    "random": random,
-    "percentile": percentile,
-    "max_reward": max_reward,
-    "all": every,
+    "max_variance": Ranked(max_variance),
+    "random": Ranked(first_ranks, value=_nothing, ties="random"),
+    "percentile": Ranked(percentile),
+    "max_reward": Ranked(first_ranks, value=lambda group: -group.rewards_N),
+    "all": Ranked(every_rank, value=_nothing, ties="index", whole=True),
 }
+"""Rules by name: PODS, a uniformly random subset, evenly spaced ranks, the best first, and plain GRPO, which keeps all."""
 
 # Each gives distinct uint32 with the index in the low bits.
 TIES: dict[str, Callable[[PRNGKeyArray, int], UInt32[Array, "N"]]] = {
@@ -218,46 +192,71 @@ TIES: dict[str, Callable[[PRNGKeyArray, int], UInt32[Array, "N"]]] = {
 }
 
 
-def lookup_rule(name: str) -> Rule:
-    """The entry of ``RULES``; raises ValueError with the valid names."""
-    return _lookup(RULES, name, "selection rule")
+def find_rule(name: str, options: Sequence[str] = ()) -> Rule:
+    """The entry of ``RULES``, or an own ``module:function``, with the numbers of ``selection.options``.
+
+    Raises:
+        ValueError: There is no such rule, or it has no such number.
+    """
+    rule = lookup(RULES, name, "selection.rule", own=(Ranked,))
+    if isinstance(rule, Ranked):
+        return replace(rule, slots=bind(rule.slots, options, "selection.options"))
+    return bind(rule, options, "selection.options")
 
 
 def select(
-    rewards_PN: Float[Array, "P N"],
-    valid_PN: Bool[Array, "P N"],
+    groups: Group,
     key: PRNGKeyArray,
     *,
-    rule: str,
+    rule: Rule,
     m: int,
     ties: str = "random",
     sort: Sort = sort_by_backend,
-) -> Selection:
+) -> Int[Array, "P M"]:
     """Applies a rule to every group, each under its own key (``key`` folded with the group's number).
 
     Args:
-        rewards_PN: Rewards.
-        valid_PN: False for a rollout without a score.
+        groups: The groups of a step, with a leading axis P.
         key: Folded from the run's seed and the step.
-        rule: Entry of ``RULES``.
+        rule: Entry of ``RULES``, or an own one.
         m: Rollouts to keep of each group; the rule "all" keeps n.
-        ties: "random" or "index".
+        ties: Entry of ``TIES``.
         sort: Sorts pairs of integers.
 
     Returns:
-        The indices, and the population variance (divisor: count) of each group's eligible and kept rewards.
+        The rollouts to keep, int32, -1 in empty slots.
 
     Raises:
-        ValueError: Unknown rule or ``ties``, or m not in 1..n.
+        ValueError: ``ties`` is unknown, m is not in 1..n, or an own rule returns no m integers.
     """
-    choose = partial(lookup_rule(rule), m=m, ties=ties, sort=sort)
-    key_P = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(rewards_PN.shape[0]))
-    index_PM = jax.vmap(choose)(rewards_PN, valid_PN, key_P)
-    return Selection(
-        index_PM=index_PM,
-        variance_all_P=masked_variance(rewards_PN, usable(rewards_PN, valid_PN)),
-        variance_kept_P=masked_variance(take_kept(rewards_PN, index_PM), index_PM >= 0),
-    )
+    key_P = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(groups.rewards_N.shape[0]))
+    return jax.vmap(partial(choose, rule=rule, m=m, ties=ties, sort=sort))(groups, key_P)
+
+
+def choose(
+    group: Group,
+    key: PRNGKeyArray,
+    *,
+    rule: Rule,
+    m: int,
+    ties: str = "random",
+    sort: Sort = sort_by_backend,
+) -> Int[Array, "M"]:
+    """Applies a rule to one group. Arguments, result and errors as in ``select``."""
+    tie = lookup(TIES, ties, "selection.ties")
+    n, eligible_N = group.rewards_N.size, usable(group.rewards_N, group.valid_N)
+    m = n if isinstance(rule, Ranked) and rule.whole else m
+    if not 1 <= m <= n:
+        raise ValueError(f"n={n} rollouts cannot supply m={m}: m must be between 1 and n")
+    if isinstance(rule, Ranked):
+        tie_N = (tie if rule.ties is None else TIES[rule.ties])(key, n)
+        ranks = _ascending(rule.value(group), eligible_N, tie_N, sort)
+        index_M = rule.slots(ranks, m=m)
+        return jnp.where(_slots(index_M.size) < ranks.count, index_M, -1)
+    index_M = jnp.asarray(rule(replace(group, valid_N=eligible_N), key, m=m))
+    if index_M.shape != (m,) or not jnp.issubdtype(index_M.dtype, jnp.integer):
+        raise ValueError(f"the selection rule returned {index_M.dtype} of shape {index_M.shape}; expected {m} integers")
+    return _only_eligible(index_M.astype(jnp.int32), eligible_N)
 
 
 def take_kept(values_PN: Shaped[Array, "P N *rest"], index_PM: Int[Array, "P M"]) -> Shaped[Array, "P M *rest"]:
@@ -266,21 +265,24 @@ def take_kept(values_PN: Shaped[Array, "P N *rest"], index_PM: Int[Array, "P M"]
     return jax.vmap(take)(values_PN, jnp.maximum(index_PM, 0))
 
 
-def _ascending(
-    value_N: Float[Array, "N"], eligible_N: Bool[Array, "N"], key: PRNGKeyArray, *, m: int, ties: str, sort: Sort
-) -> tuple[Float[Array, "N"], Int[Array, "N"]]:
-    """Values as float32 and their int32 indices in ascending order, ineligible ones last, where the values mean nothing.
+def _ascending(value_N: Float[Array, "N"], eligible_N: Bool[Array, "N"], tie_N: UInt32[Array, "N"], sort: Sort) -> Ranks:
+    """The ranks of a group.
 
     A value becomes the integer of the same order, its index the low bits of a second integer that breaks ties: no two pairs
     are equal, so every way of sorting them gives the same answer on every backend, and the index needs no third operand.
     """
-    n = value_N.size
-    if not 1 <= m <= n:
-        raise ValueError(f"n={n} rollouts cannot supply m={m}: m must be between 1 and n")
-    tie_N = _lookup(TIES, ties, "ties")(key, n)
     rank_N = jnp.where(eligible_N, _ordered_bits(value_N.astype(jnp.float32)), LAST)
     rank_N, tie_N = sort(rank_N, tie_N)
-    return _float_of(rank_N), (tie_N & _index_mask(n)).astype(jnp.int32)
+    index_N = (tie_N & _index_mask(value_N.size)).astype(jnp.int32)
+    return Ranks(_float_of(rank_N), index_N, jnp.sum(eligible_N))
+
+
+def _only_eligible(index_M: Int[Array, "M"], eligible_N: Bool[Array, "N"]) -> Int[Array, "M"]:
+    """Empties the slots of an own rule that hold no eligible rollout, or one that an earlier slot holds."""
+    n = eligible_N.size
+    inside_M = (index_M >= 0) & (index_M < n) & eligible_N[jnp.clip(index_M, 0, n - 1)]
+    earlier_MM = (index_M[:, None] == index_M[None, :]) & (_slots(index_M.size)[:, None] > _slots(index_M.size)[None, :])
+    return jnp.where(inside_M & ~earlier_MM.any(axis=1), index_M, -1)
 
 
 def _ordered_bits(x: Float[Array, "N"]) -> Int[Array, "N"]:
@@ -324,15 +326,5 @@ def _window(value_N: Shaped[Array, "N"], start: Int[Array, ""], size: int) -> Sh
     return value_N
 
 
-def _empty_beyond(index_M: Int[Array, "M"], count: Int[Array, ""]) -> Int[Array, "M"]:
-    return jnp.where(_slots(index_M.size) < count, index_M, -1)
-
-
 def _slots(size: int) -> Int[Array, "size"]:
     return jnp.arange(size, dtype=jnp.int32)
-
-
-def _lookup(table: dict, name: str, what: str):
-    if name not in table:
-        raise ValueError(f"unknown {what} {name!r}: the valid names are {', '.join(table)}")
-    return table[name]

@@ -9,9 +9,9 @@ import jax
 from jax.sharding import Mesh
 from transformers import PreTrainedTokenizerBase
 
-from pods_jax.algorithm.advantages import lookup_advantage
-from pods_jax.algorithm.losses import lookup_loss
-from pods_jax.algorithm.selection import lookup_rule
+from pods_jax.algorithm.advantages import find_advantage
+from pods_jax.algorithm.losses import find_loss
+from pods_jax.algorithm.selection import TIES, find_rule
 from pods_jax.assembly.policy import model_folder
 from pods_jax.config.command_line import config_difference, from_yaml
 from pods_jax.config.entries import Config, check_devices
@@ -21,12 +21,14 @@ from pods_jax.data.prompts import build_prompts, load_tokenizer
 from pods_jax.data.rows import make_source
 from pods_jax.data.tasks import find_task, load_splits
 from pods_jax.devices.sharding import make_mesh
+from pods_jax.lookup import lookup
 from pods_jax.models.families import read_spec
 from pods_jax.models.spec import DecoderSpec
 from pods_jax.rewards.answers import gold_fault
 from pods_jax.rewards.scoring import Scorer, make_scorer
 from pods_jax.run.checkpoint import Checkpoints, Progress
 from pods_jax.types import Prompt
+from pods_jax.update.optim import SCHEDULES
 
 # What a continued run may change: how long, how often and where it runs, not what it learns from.
 FREE_ON_RESUME = (
@@ -38,13 +40,9 @@ FREE_ON_RESUME = (
     "run.keep_checkpoints",
     "run.export",
     "run.compile_cache",
-    "model.layers",
-    "rollout.chunk",
-    "rollout.sizes",
+    "tuning.",
     "update.micro_batch",
     "update.remat",
-    "update.logit_chunk",
-    "update.sizes",
     "verify.time_limit",
     "verify.memory_limit_mb",
     "verify.workers",
@@ -101,10 +99,12 @@ def find_inputs(config: Config) -> Inputs:
 
 
 def check_names(config: Config) -> None:
-    """Refuses an unknown rule, kind of advantage or loss."""
-    lookup_rule(config.selection.rule)
-    lookup_advantage(config.advantage.over)
-    lookup_loss(config.loss.name)
+    """Refuses a name that its table does not have, and numbers that the chosen entry does not have."""
+    find_rule(config.selection.rule, config.selection.options)
+    lookup(TIES, config.selection.ties, "selection.ties")
+    find_advantage(config.advantage.over, config.advantage.options)
+    find_loss(config.loss.name, config.loss.options)
+    lookup(SCHEDULES, config.optimizer.schedule, "optimizer.schedule")
 
 
 def run_folder(config: Config) -> Path:

@@ -17,7 +17,7 @@ from pods_jax.config.command_line import to_yaml
 from pods_jax.config.entries import Config
 from pods_jax.devices.sharding import named_sharding
 from pods_jax.loop import Parts, Settings
-from pods_jax.models.lora import part
+from pods_jax.models.lora import split_adapters
 from pods_jax.run.checkpoint import Checkpoints, Progress
 from pods_jax.run.log import RunLog
 from pods_jax.update.learner import TrainState, abstract_state, init_state
@@ -40,7 +40,7 @@ def load_model(config: Config, mesh: Mesh) -> tuple[Architecture, Any]:
     """The policy that a run starts from, on the mesh."""
     remat, lora = config.update.remat == "layer", make_lora(config.lora)
     with jax.set_mesh(mesh):
-        return load_policy(config.model, mesh, remat=remat, lora=lora, seed=config.run.seed)
+        return load_policy(config.model, mesh, layers=config.tuning.layers, remat=remat, lora=lora, seed=config.run.seed)
 
 
 class SettledCheckpoints(Checkpoints):
@@ -94,7 +94,7 @@ def open_run(
     )
     with log:
         parts, settings = make_parts(config, inputs, architecture, log, checkpoints, programs)
-        trained, frozen = (params, None) if architecture.lora is None else part(params)
+        trained, frozen = (params, None) if architecture.lora is None else split_adapters(params)
         reference = None
         if config.loss.beta > 0:
             # Beside adapters the frozen base is the reference policy; without, parameters that stay as they are.
@@ -102,13 +102,13 @@ def open_run(
         if programs:
             trained = jax.tree.map(jnp.copy, trained)
         parts = replace(parts, frozen=frozen, reference=reference)
-        optimizer = make_optimizer(config.optimizer, config.run.steps)
+        optimizer = make_optimizer(config.optimizer)
         if resumed is None:
             opened = OpenRun(parts, settings, init_state(trained, optimizer=optimizer), 0, 0.0)
             del params, trained
         else:
             del params, trained
-            shapes = abstract_state(part(architecture.shapes)[0], optimizer=optimizer)
+            shapes = abstract_state(split_adapters(architecture.shapes)[0], optimizer=optimizer)
             everywhere = named_sharding(inputs.mesh, ())
             placed = jax.tree.map(lambda x: x.update(sharding=x.sharding or everywhere), shapes)
             parts.loader.set_state(resumed.loader)

@@ -3,7 +3,6 @@
 import bisect
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -12,89 +11,106 @@ import numpy as np
 from jax.sharding import Mesh
 from transformers import PreTrainedTokenizerBase
 
+from pods_jax.algorithm.advantages import find_advantage
 from pods_jax.algorithm.keeping import make_keep
-from pods_jax.algorithm.losses import lookup_loss
+from pods_jax.algorithm.losses import Numbers, find_loss
+from pods_jax.algorithm.selection import find_rule
 from pods_jax.assembly.inputs import Inputs
 from pods_jax.assembly.policy import Architecture, make_prepare, model_folder
 from pods_jax.config.command_line import to_yaml
 from pods_jax.config.entries import Config
 from pods_jax.config.fields import ConfigError
-from pods_jax.config.sections import ModelConfig, RolloutConfig
+from pods_jax.config.sections import ModelConfig, OptimizerConfig, RolloutConfig, TuningConfig
 from pods_jax.data.loader import make_loader
 from pods_jax.data.prompts import eos_ids
-from pods_jax.devices.sharding import replicate
+from pods_jax.devices.sharding import replicate, spread, to_local
 from pods_jax.evaluator import Evaluator
 from pods_jax.loop import Parts, Settings
-from pods_jax.models.lora import join, part
+from pods_jax.models.lora import join, split_adapters
 from pods_jax.rollout.compaction import default_width
-from pods_jax.rollout.engine import RolloutEngine, default_chunk
+from pods_jax.rollout.engine import Engine, RolloutEngine, default_chunk
 from pods_jax.rollout.lanes import Lanes, default_lanes
 from pods_jax.rollout.sampling import SamplingParams, sampling_params
 from pods_jax.run.checkpoint import Checkpoints
 from pods_jax.run.log import RunLog
 from pods_jax.types import PromptBatch
 from pods_jax.update.learner import Learner, UpdateSettings, abstract_state
-from pods_jax.update.microbatches import default_tile
+from pods_jax.update.microbatches import default_multiple
 from pods_jax.update.optim import make_optimizer, make_schedule
 
 T = TypeVar("T")
-PROMPT_TILE, PROMPT_BUCKETS = 16, 4
+PROMPT_MULTIPLE, PROMPT_LENGTHS = 16, 4
 
 
-def make_engine(
+def engine_numbers(
     model: ModelConfig,
     rollout: RolloutConfig,
+    tuning: TuningConfig,
     architecture: Architecture,
     mesh: Mesh,
     tokenizer: PreTrainedTokenizerBase,
     completions: int,
     *,
-    prompt_tokens: int,
+    prompt_length: int,
     prompts: int,
-) -> RolloutEngine:
-    """Engine that generates ``completions`` for each prompt and stops on every EOS id of the model's folder.
+) -> dict[str, Any]:
+    """Plain numbers of the engine that generates ``completions`` for each prompt, and stops on every EOS id of the folder.
 
     Args:
         model: The policy's section.
-        rollout: Lengths, chunks, sizes.
+        rollout: Lengths.
+        tuning: What suits the machine.
         architecture: The policy's.
         mesh: Device mesh.
         tokenizer: The policy's.
         completions: Rollouts of each prompt.
-        prompt_tokens: Longest prompt, which decides how many rows share one once the batch has shrunk.
+        prompt_length: Longest prompt in tokens, which decides how many rows share one once the batch has shrunk.
         prompts: Prompts that will be rolled out in all, which decides how many sizes are worth compiling.
 
     Raises:
-        ConfigError: lanes are asked for on several devices.
+        ConfigError: Lanes are asked for on several devices.
     """
-    if rollout.lanes > 1 and mesh.size > 1:
-        raise ConfigError(f"rollout.lanes={rollout.lanes} is for a single device; the mesh has {mesh.size}")
-    platform = mesh.devices.flat[0].platform
-    flops = 2 * architecture.spec.matrix_weights * prompts * (prompt_tokens + completions * rollout.max_completion_length)
-    return RolloutEngine(
-        architecture.graph,
-        rollouts=completions,
-        max_completion_length=rollout.max_completion_length,
-        chunk=rollout.chunk or default_chunk(platform),
-        eos_ids=eos_ids(tokenizer, model_folder(model.path, model.revision)),
-        width=default_width(platform, architecture.spec, prompt_tokens),
-        shrink_steps=worthwhile_sizes(flops, architecture, mesh) if rollout.sizes is None else rollout.sizes,
-        lanes=Lanes(rollout.lanes) if rollout.lanes else default_lanes(mesh.size, platform, architecture.spec),
-        prepare=make_prepare(architecture, mesh, model.compute_dtype),
+    if tuning.lanes > 1 and mesh.size > 1:
+        raise ConfigError(f"tuning.lanes={tuning.lanes} is for a single device; the mesh has {mesh.size}")
+    platform, spec = mesh.devices.flat[0].platform, architecture.spec
+    flops = 2 * spec.matrix_weights * prompts * (prompt_length + completions * rollout.max_completion_length)
+    return {
+        "rollouts": completions,
+        "max_completion_length": rollout.max_completion_length,
+        "chunk": tuning.cache_chunk or default_chunk(platform),
+        "eos_ids": eos_ids(tokenizer, model_folder(model.path, model.revision)),
+        "width": default_width(platform, spec, prompt_length),
+        "rungs": worthwhile_rungs(flops, architecture, mesh) if tuning.rollout_rungs is None else tuning.rollout_rungs,
+        "lanes": Lanes(tuning.lanes) if tuning.lanes else default_lanes(mesh.size, platform, spec),
+    }
+
+
+def make_engine(architecture: Architecture, mesh: Mesh, compute_dtype: str, **numbers: Any) -> RolloutEngine:
+    """The package's own engine with the numbers of ``engine_numbers``."""
+    return RolloutEngine(architecture.graph, prepare=make_prepare(architecture, mesh, compute_dtype), **numbers)
+
+
+def update_settings(config: Config, architecture: Architecture, mesh: Mesh) -> UpdateSettings:
+    """Plain numbers of the update."""
+    rungs = config.tuning.update_rungs
+    if rungs is None:
+        tokens = config.data.max_prompt_length + config.kept * config.rollout.max_completion_length
+        updates = config.run.steps * config.update.epochs
+        flops = 6 * architecture.spec.matrix_weights * updates * config.data.prompts_per_step * tokens
+        rungs = worthwhile_rungs(flops, architecture, mesh)
+    return UpdateSettings(
+        loss=find_loss(config.loss.name, config.loss.options),
+        numbers=Numbers(config.loss.clip_low, config.loss.clip_high, config.loss.beta),
+        temperature=config.rollout.temperature,
+        epochs=config.update.epochs,
+        micro_batch=config.update.micro_batch,
+        logit_chunk=config.tuning.logit_chunk,
+        multiple=default_multiple(mesh.devices.flat[0].platform),
+        rungs=rungs,
     )
 
 
-def update_sizes(config: Config, architecture: Architecture, mesh: Mesh) -> int:
-    """Sizes of the update from one half to the next."""
-    if config.update.sizes is not None:
-        return config.update.sizes
-    tokens = config.data.max_prompt_length + config.kept * config.rollout.max_completion_length
-    updates = config.run.steps * config.update.epochs
-    flops = 6 * architecture.spec.matrix_weights * updates * config.data.prompts_per_step * tokens
-    return worthwhile_sizes(flops, architecture, mesh)
-
-
-def worthwhile_sizes(flops: float, architecture: Architecture, mesh: Mesh) -> int:
+def worthwhile_rungs(flops: float, architecture: Architecture, mesh: Mesh) -> int:
     """Sizes of a program from one half to the next that pay: 0 to 3.
 
     Each size spares a share of the time that the whole run spends in the program, and costs one compilation. Both are roughly
@@ -111,17 +127,19 @@ def worthwhile_sizes(flops: float, architecture: Architecture, mesh: Mesh) -> in
     return bisect.bisect_right((4, 30, 300), flops / speed / compile_seconds)
 
 
-def check_sampler_sees(
-    engine: RolloutEngine, trained: Any, frozen: Any, prompts: PromptBatch, sampling: SamplingParams
-) -> None:
+def check_sampler_sees(engine: Engine, trained: Any, frozen: Any, prompts: PromptBatch, sampling: SamplingParams) -> None:
     """Proves that adapters reach the sampler: with other ones, the engine's first tokens and their probabilities differ.
 
     Raises:
         RuntimeError: they do not, so that a run would generate with the base alone whatever it learns.
     """
 
+    limit_PN = spread(np.ones((len(prompts.length_P), engine.rollouts), np.int32))
+
     def first(adapters: Any) -> Any:
-        return engine.first_tokens(join(adapters, frozen), prompts, jax.random.key(replicate(np.uint32(0))), sampling)
+        key = jax.random.key(replicate(np.uint32(0)))
+        rollouts = engine(join(adapters, frozen), prompts, key, sampling, limit_PN)
+        return to_local((rollouts.tokens_PNC, rollouts.logp_PNC))
 
     moved = jax.jit(lambda adapters: jax.tree.map(lambda x: x + 0.01, adapters))(trained)
     if all(np.array_equal(a, b) for a, b in zip(first(trained), first(moved), strict=True)):
@@ -136,7 +154,7 @@ def make_sampling(rollout: RolloutConfig) -> SamplingParams:
 
 
 class Programs:
-    """Parts with compiled programs, by what they are made from: runs with equal settings share one, and compile once.
+    """Parts with compiled programs, by what they are made from: runs with equal numbers share one, and compile once.
 
     The runs must be of one model on one mesh.
     """
@@ -144,11 +162,11 @@ class Programs:
     def __init__(self):
         self._made: dict[str, Any] = {}
 
-    def get(self, make: Callable[[], T], *settings: Any) -> T:
-        """The part made from equal settings before, or a new one; settings are told apart by their ``repr``."""
-        key = repr(settings)
+    def get(self, make: Callable[..., T], **numbers: Any) -> T:
+        """The part made from equal numbers before, or a new one. ``make`` gets nothing else that differs between runs."""
+        key = repr((getattr(make, "func", make), sorted(numbers.items())))
         if key not in self._made:
-            self._made[key] = make()
+            self._made[key] = make(**numbers)
         return self._made[key]
 
 
@@ -162,55 +180,16 @@ def make_parts(
 ) -> tuple[Parts, Settings]:
     """Builds what the loop puts together, from the configuration and what has been found, under ``jax.set_mesh``.
 
-    Parts with compiled programs are taken from ``programs``, where an equal run beside this one has made them.
+    Parts with compiled programs are taken from ``programs``, where an equal run next to this one has made them.
     """
-    mesh, tokenizer = inputs.mesh, inputs.tokenizer
-    programs = programs or Programs()
+    mesh, tokenizer, programs = inputs.mesh, inputs.tokenizer, programs or Programs()
 
     def engine(completions: int, prompts: int) -> RolloutEngine:
-        make = partial(make_engine, config.model, config.rollout, architecture, mesh, tokenizer, completions)
-        make = partial(make, prompt_tokens=config.data.max_prompt_length, prompts=prompts)
-        return programs.get(make, "engine", config.model, replace(config.rollout, n=completions), config.lora, prompts)
+        of = (config.model, config.rollout, config.tuning, architecture, mesh, tokenizer, completions)
+        numbers = engine_numbers(*of, prompt_length=config.data.max_prompt_length, prompts=prompts)
+        return programs.get(partial(make_engine, architecture, mesh, config.model.compute_dtype), **numbers)
 
     sampled = replicate(make_sampling(config.rollout))
-    evaluator = partial(
-        Evaluator,
-        prompts=inputs.held_out,
-        batch=config.eval.batch,
-        mesh=mesh,
-        tokenizer=tokenizer,
-        judge=inputs.scorer.correct,
-        key=jax.random.key(replicate(np.uint32(config.run.seed))),
-    )
-    evaluators = {}
-    if config.eval.every:
-        judged = (config.run.steps // config.eval.every + 2) * len(inputs.held_out)
-        greedy = replicate(sampling_params(temperature=0.0))
-        evaluators["eval/accuracy"] = evaluator(engine=engine(1, judged), sampling=greedy)
-        if config.eval.samples:
-            evaluators["eval/sampled_accuracy"] = evaluator(engine=engine(config.eval.samples, judged), sampling=sampled)
-    update = UpdateSettings(
-        clip_low=config.loss.clip_low,
-        clip_high=config.loss.clip_high,
-        beta=config.loss.beta,
-        temperature=config.rollout.temperature,
-        micro_batch=config.update.micro_batch,
-        chunk_logits=config.update.logit_chunk,
-        data_shards=mesh.shape["data"] * mesh.shape["fsdp"],
-        devices=mesh.size,
-        tile=default_tile(mesh.devices.flat[0].platform),
-        sizes=update_sizes(config, architecture, mesh),
-    )
-    keep = {
-        "rule": config.selection.rule,
-        "m": config.kept,
-        "ties": config.selection.ties,
-        "over": config.advantage.over,
-        "eps": config.advantage.eps,
-        "skip_no_signal": config.update.skip_no_signal,
-    }
-    learner = partial(_make_learner, config, architecture, update)
-    optimised = (config.optimizer, config.run.steps)
     parts = Parts(
         mesh=mesh,
         tokenizer=tokenizer,
@@ -218,12 +197,22 @@ def make_parts(
         engine=engine(config.rollout.n, config.run.steps * config.data.prompts_per_step),
         sampling=sampled,
         scorer=inputs.scorer,
-        keep=programs.get(partial(make_keep, **keep), "keep", keep),
-        learner=programs.get(
-            learner, "learner", update, config.loss.name, config.model, config.lora, config.update.remat, optimised
+        keep=programs.get(
+            make_keep,
+            rule=find_rule(config.selection.rule, config.selection.options),
+            m=config.kept,
+            ties=config.selection.ties,
+            advantage=find_advantage(config.advantage.over, config.advantage.options),
+            eps=config.advantage.eps,
+            skip_no_signal=config.update.skip_no_signal,
         ),
-        schedule=programs.get(lambda: jax.jit(make_schedule(*optimised)), "schedule", optimised),
-        evaluators=evaluators,
+        learner=programs.get(
+            partial(make_learner, architecture),
+            optimizer=config.optimizer,
+            steps=config.run.steps,
+            settings=update_settings(config, architecture, mesh),
+        ),
+        evaluators=_evaluators(config, inputs, engine, sampled),
         log=log,
         checkpoints=checkpoints,
         frozen=None,
@@ -232,7 +221,6 @@ def make_parts(
     settings = Settings(
         steps=config.run.steps,
         seed=config.run.seed,
-        epochs=config.update.epochs,
         eval_every=config.eval.every,
         checkpoint_every=config.run.checkpoint_every,
         prompt_multiple=prompt_multiple(config.data.max_prompt_length),
@@ -241,18 +229,45 @@ def make_parts(
     return parts, settings
 
 
-def _make_learner(config: Config, architecture: Architecture, settings: UpdateSettings) -> Learner:
-    optimizer = make_optimizer(config.optimizer, config.run.steps)
+def _evaluators(
+    config: Config, inputs: Inputs, engine: Callable[[int, int], Engine], sampled: SamplingParams
+) -> list[Evaluator]:
+    """Greedy accuracy, and where asked for the mean accuracy of sampled completions."""
+    if not config.eval.every:
+        return []
+    judged = (config.run.steps // config.eval.every + 2) * len(inputs.held_out)
+    chosen = {"eval/accuracy": (1, replicate(sampling_params(temperature=0.0)))}
+    if config.eval.samples:
+        chosen["eval/sampled_accuracy"] = (config.eval.samples, sampled)
+    return [
+        Evaluator(
+            name=name,
+            engine=engine(completions, judged),
+            sampling=sampling,
+            prompts=inputs.held_out,
+            batch=config.eval.batch,
+            mesh=inputs.mesh,
+            tokenizer=inputs.tokenizer,
+            judge=inputs.scorer.correct,
+            key=jax.random.key(replicate(np.uint32(config.run.seed))),
+        )
+        for name, (completions, sampling) in chosen.items()
+    ]
+
+
+def make_learner(architecture: Architecture, *, optimizer: OptimizerConfig, steps: int, settings: UpdateSettings) -> Learner:
+    """The learner of a policy, for a run of so many steps."""
+    transformation = make_optimizer(optimizer)
     return Learner(
         architecture.graph,
-        optimizer,
-        lookup_loss(config.loss.name),
+        transformation,
+        make_schedule(optimizer, steps),
         settings,
         reference_graph=architecture.base_graph,
-        like=abstract_state(part(architecture.shapes)[0], optimizer=optimizer),
+        like=abstract_state(split_adapters(architecture.shapes)[0], optimizer=transformation),
     )
 
 
 def prompt_multiple(limit: int) -> int:
-    """Tokens to a multiple of which prompts are padded: at most ``PROMPT_BUCKETS`` lengths, each of which is compiled once."""
-    return min(limit, PROMPT_TILE * math.ceil(limit / (PROMPT_TILE * PROMPT_BUCKETS)))
+    """Tokens to a multiple of which prompts are padded: at most ``PROMPT_LENGTHS`` lengths, each of which is compiled once."""
+    return min(limit, PROMPT_MULTIPLE * math.ceil(limit / (PROMPT_MULTIPLE * PROMPT_LENGTHS)))

@@ -22,7 +22,7 @@ from pods_jax.models.attention import decode_form
 from pods_jax.models.decoder import Decoder
 from pods_jax.models.families import read_spec
 from pods_jax.models.hf_weights import load_params
-from pods_jax.models.lora import LoraSpec, initial_adapters, join, part
+from pods_jax.models.lora import LoraSpec, initial_adapters, join, split_adapters
 from pods_jax.models.peft_adapters import Base, is_adapter_folder, load_adapters, read_lora
 from pods_jax.models.spec import DecoderSpec
 
@@ -92,11 +92,17 @@ def _find(path: str, revision: str | None) -> Path:
 
 
 def make_architecture(
-    config: ModelConfig, spec: DecoderSpec, mesh: Mesh, *, remat: bool = False, lora: LoraSpec | None = None
+    config: ModelConfig,
+    spec: DecoderSpec,
+    mesh: Mesh,
+    *,
+    layers: str = "auto",
+    remat: bool = False,
+    lora: LoraSpec | None = None,
 ) -> Architecture:
     """Builds the decoder abstractly: nothing is allocated, and what cannot be sharded is refused by name."""
     platform = mesh.devices.flat[0].platform
-    unroll = config.layers == "unroll" or (config.layers == "auto" and platform == "cpu")
+    unroll = layers == "unroll" or (layers == "auto" and platform == "cpu")
 
     def build(lora: LoraSpec | None) -> Decoder:
         return Decoder(
@@ -136,13 +142,20 @@ def make_lora(config: LoraConfig) -> LoraSpec | None:
 
 
 def load_policy(
-    config: ModelConfig, mesh: Mesh, *, remat: bool = False, lora: LoraSpec | None = None, seed: int = 0
+    config: ModelConfig,
+    mesh: Mesh,
+    *,
+    layers: str = "auto",
+    remat: bool = False,
+    lora: LoraSpec | None = None,
+    seed: int = 0,
 ) -> tuple[Architecture, Any]:
     """Reads a Hugging Face folder, each tensor straight to its shards, and draws new adapters where asked for.
 
     Args:
-        config: Folder, dtypes and layer loop.
+        config: Folder and dtypes.
         mesh: Device mesh.
+        layers: Layer loop, as ``tuning.layers``.
         remat: Recompute activations in the backward pass.
         lora: New adapters beside the projections, or None; a folder of adapters brings its own.
         seed: Seed of new adapters.
@@ -156,7 +169,7 @@ def load_policy(
         if lora is not None:
             raise ConfigError(f"model.path={config.path} holds adapters: leave lora.rank at 0 to go on with them")
         lora, _ = read_lora(saved)
-    architecture = make_architecture(config, read_spec(folder), mesh, remat=remat, lora=lora)
+    architecture = make_architecture(config, read_spec(folder), mesh, layers=layers, remat=remat, lora=lora)
 
     def sharding_of(path: tuple[str, ...]) -> Sharding:
         return reduce(getitem, path, architecture.shapes).sharding
@@ -174,7 +187,7 @@ def load_policy(
 
 
 def _new_adapters(architecture: Architecture, lora: LoraSpec, seed: int) -> dict[str, Any]:
-    shardings = jax.tree.map(lambda shape: shape.sharding, part(architecture.shapes)[0])
+    shardings = jax.tree.map(lambda shape: shape.sharding, split_adapters(architecture.shapes)[0])
 
     def draw(key: jax.Array) -> dict[str, Any]:
         return {"layers": {name: value for name, (_, value) in initial_adapters(architecture.spec, lora, key).items()}}

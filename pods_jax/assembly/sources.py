@@ -11,7 +11,7 @@ from pods_jax.config.command_line import from_yaml
 from pods_jax.config.entries import Config
 from pods_jax.config.fields import ConfigError
 from pods_jax.config.sections import ModelConfig
-from pods_jax.models.lora import LoraSpec, join, part
+from pods_jax.models.lora import LoraSpec, join, split_adapters
 from pods_jax.run.checkpoint import Checkpoints
 
 
@@ -46,23 +46,23 @@ def find_policy(model: ModelConfig) -> PolicySource:
     return PolicySource(replace(model, path=run.model.path, revision=run.model.revision), folder, make_lora(run.lora))
 
 
-def load_any_policy(source: PolicySource, mesh: Mesh) -> tuple[Architecture, Any]:
+def load_any_policy(source: PolicySource, mesh: Mesh, *, layers: str = "auto") -> tuple[Architecture, Any]:
     """Reads a policy from wherever it is; prints which checkpoint of a run was taken.
 
     Raises:
         ConfigError: the run has no complete checkpoint, or as ``load_policy``.
     """
     if source.run is None:
-        return load_policy(source.model, mesh)
+        return load_policy(source.model, mesh, layers=layers)
     checkpoints = Checkpoints(source.run / "checkpoints")
     try:
         step = checkpoints.latest()
         if step is None:
             raise ConfigError(f"model.path={source.run} is the folder of a run without a complete checkpoint")
         print(f"checkpoint of step {step} of {source.run}")
-        architecture, params = load_policy(source.model, mesh, lora=source.lora)
-        base = part(params)[1]
+        architecture, params = load_policy(source.model, mesh, layers=layers, lora=source.lora)
+        base = split_adapters(params)[1]
         del params  # without adapters the model would lie beside the parameters that take its place
-        return architecture, join(checkpoints.restore_params(step, part(architecture.shapes)[0]), base)
+        return architecture, join(checkpoints.restore_params(step, split_adapters(architecture.shapes)[0]), base)
     finally:
         checkpoints.close()

@@ -53,7 +53,7 @@ from pods_jax.rewards.scoring import make_scorer
 from pods_jax.rollout.engine import RolloutEngine
 from pods_jax.rollout.sampling import sampling_params
 from pods_jax.types import Prompt
-from pods_jax.update.optim import decayed, make_optimizer
+from pods_jax.update.optim import decayed, make_optimizer, make_schedule
 
 BUNDLED_FOLDER = Path(__file__).parent / "tally"
 MAX_LENGTH = 64
@@ -220,17 +220,19 @@ def fit(
     settings = OptimizerConfig(
         learning_rate=config.learning_rate, schedule="cosine", warmup_steps=min(50, config.steps // 10), weight_decay=0.01
     )
-    optimizer = make_optimizer(settings, config.steps)
+    optimizer, schedule = make_optimizer(settings), make_schedule(settings, config.steps)
 
     @partial(jax.jit, donate_argnums=(0, 1))
-    def one_step(params: Any, opt_state: Any, batch: Demonstrations) -> tuple[Any, Any, Array]:
+    def one_step(params: Any, opt_state: Any, batch: Demonstrations, done: Array) -> tuple[Any, Any, Array]:
         loss, gradient = jax.value_and_grad(partial(cross_entropy, graph))(params, batch)
-        updates, opt_state = optimizer.update(gradient, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state, loss
+        direction, opt_state = optimizer.update(gradient, opt_state, params)
+        rate = jnp.asarray(schedule(done))
+        change = jax.tree.map(lambda x: -rate * x, direction)
+        return optax.apply_updates(params, change), opt_state, loss
 
     opt_state, losses, start = optimizer.init(params), [], time.perf_counter()
     for step, batch in enumerate(data, start=1):
-        params, opt_state, loss = one_step(params, opt_state, batch)
+        params, opt_state, loss = one_step(params, opt_state, batch, jnp.int32(step - 1))
         losses.append(float(loss))
         if step == 1 or step % max(1, config.steps // 10) == 0:
             say(f"step {step:>5,}  loss {losses[-1]:.4f}  {time.perf_counter() - start:5.1f} s")
@@ -242,7 +244,7 @@ def cross_entropy(graph: nnx.GraphDef, params: Any, batch: Demonstrations) -> Fl
     decoder = nnx.merge(graph, params)
     tokens_B1C = batch.tokens_BC[:, None]
     hidden_B1CD = decoder.group_hidden(batch.prompt_BL, batch.prompt_length_B, tokens_B1C)
-    logp_B1C, _ = token_logp(hidden_B1CD, decoder.head_DV(), tokens_B1C, temperature=jnp.float32(1), chunk_logits=1 << 22)
+    logp_B1C, _ = token_logp(hidden_B1CD, decoder.head_DV(), tokens_B1C, temperature=jnp.float32(1), logit_chunk=1 << 22)
     return -masked_mean(logp_B1C[:, 0], length_mask(batch.length_B, batch.tokens_BC.shape[1]))
 
 
@@ -254,7 +256,7 @@ def held_out_accuracy(
     problems = load_problems("held_out", count=count, seed=config.seed, path=None, times_share=share)
     evaluator = partial(
         Evaluator,
-        engine,
+        engine=engine,
         prompts=_prompts(problems, tokenizer),
         batch=min(128, config.held_out_problems),
         mesh=mesh,
@@ -263,7 +265,9 @@ def held_out_accuracy(
         key=jax.random.key(config.seed),
     )
     temperatures = {"greedy": 0.0, "sampled": 1.0}
-    return {name: evaluator(sampling=sampling_params(temperature=t))(params).mean for name, t in temperatures.items()}
+    return {
+        name: evaluator(name=name, sampling=sampling_params(temperature=t))(params)[name] for name, t in temperatures.items()
+    }
 
 
 def question(problem: Problem) -> str:

@@ -14,9 +14,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import Mesh
 
-from pods_jax.algorithm.losses import lookup_loss
+from pods_jax.algorithm.losses import LOSSES
 from pods_jax.assembly.policy import Architecture, make_architecture
 from pods_jax.bench.floors import Work, forward_flops, update_work
 from pods_jax.bench.measure import print_table
@@ -30,6 +31,7 @@ from pods_jax.rollout.programs import Stop
 from pods_jax.rollout.sampling import sampling_params
 from pods_jax.types import KeptBatch, PromptBatch
 from pods_jax.update.learner import Learner, UpdateSettings, abstract_state
+from pods_jax.update.microbatches import Deal
 from pods_jax.update.optim import make_optimizer
 
 
@@ -144,7 +146,8 @@ def rollout_count(spec: DecoderSpec, lengths: Lengths) -> RolloutCount:
         )
         key = jax.eval_shape(partial(jax.random.key, 0))
         sampling = sampling_params(temperature=1.0)
-        prefill = engine.prefill.lower(architecture.shapes, _prompts(lengths), key, sampling, engine.eos_ids)
+        limit = _shape(lengths.groups, lengths.rollouts)
+        prefill = engine.prefill.lower(architecture.shapes, _prompts(lengths), key, sampling, engine.eos_ids, limit)
         state, shared = prefill.out_info
         stop = Stop(np.int32(0), np.int32(0))  # type: ignore[arg-type]
         [decode] = engine.decode.values()
@@ -156,16 +159,20 @@ def rollout_count(spec: DecoderSpec, lengths: Lengths) -> RolloutCount:
 def update_count(spec: DecoderSpec, lengths: Lengths) -> float:
     """FLOPs that XLA counts of the learner's update, its micro-batch and its chunk of logits the whole batch."""
     mesh, architecture = _architecture(spec)
-    optimizer = make_optimizer(OptimizerConfig(), steps=1)
+    optimizer = make_optimizer(OptimizerConfig())
     logits = lengths.groups * lengths.rollouts * lengths.completion * spec.vocab_size
     with jax.set_mesh(mesh):
-        learner = Learner(architecture.graph, optimizer, lookup_loss("grpo"), UpdateSettings(chunk_logits=logits))
-        return _flops(learner.update.lower(abstract_state(architecture.shapes, optimizer=optimizer), _kept(lengths)))
+        settings = UpdateSettings(LOSSES["grpo"], logit_chunk=logits)
+        learner = Learner(architecture.graph, optimizer, optax.constant_schedule(1.0), settings)
+        state, rate = abstract_state(architecture.shapes, optimizer=optimizer), _shape(dtype=jnp.float32)
+        groups = (1, 1, lengths.groups)
+        deal = Deal(_shape(*groups), _shape(*groups, lengths.rollouts), _shape(), places=0)
+        return _flops(learner.update.lower(state, _kept(lengths), None, None, rate, deal))
 
 
 def _architecture(spec: DecoderSpec) -> tuple[Mesh, Architecture]:
     mesh = make_mesh((1, 1, 1), jax.devices("cpu")[:1])
-    return mesh, make_architecture(ModelConfig(layers="unroll"), spec, mesh)
+    return mesh, make_architecture(ModelConfig(), spec, mesh, layers="unroll")
 
 
 def _prompts(lengths: Lengths) -> PromptBatch:
@@ -183,6 +190,7 @@ def _kept(lengths: Lengths) -> KeptBatch:
         logp_old_PMC=per_rollout(lengths.completion, dtype=jnp.float32),
         advantage_PM=per_rollout(dtype=jnp.float32),
         weight_PM=per_rollout(dtype=jnp.float32),
+        index_PM=per_rollout(),
     )
 
 

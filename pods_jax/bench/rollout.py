@@ -75,6 +75,7 @@ def run(options: RolloutOptions) -> dict[str, Any]:
         spec, dtype = model.spec, jnp.dtype(options.model.compute_dtype)
         limits = {"prompt_length": options.prompt_length, "completion_length": options.completion_length}
         engine = model.engine(n=options.n, **limits, chunk=options.chunk, lanes=options.lanes)
+        lanes = engine.foretell(options.prompts, options.prompt_length).lanes
         batch = model.prompts(options.prompts, options.prompt_length, options.seed)
         sampling = sampling_params(temperature=options.temperature)
         keys = map(jax.random.key, itertools.count(options.seed))
@@ -101,7 +102,7 @@ def run(options: RolloutOptions) -> dict[str, Any]:
         "prompt_length": options.prompt_length,
         "completion_length": options.completion_length,
         "lengths": options.lengths.distribution,
-        "lanes": engine.lanes_of(options.prompts),
+        "lanes": lanes,
         "mean_length": float(length_PN.mean()),
         "padding_fraction": 1 - (tokens - length_PN.size) / decoded_rows,
         "tokens_per_second": tokens / rollout.seconds,
@@ -124,7 +125,7 @@ def run(options: RolloutOptions) -> dict[str, Any]:
     }
     print_table(
         f"rollout of {options.prompts} x {options.n} x ({options.prompt_length} + {options.completion_length}) tokens, "
-        f"{engine.lanes_of(options.prompts)} side by side, {options.repeats} runs",
+        f"{lanes} side by side, {options.repeats} runs",
         ("", *SPREAD_COLUMNS, "tokens/s", "tokens/CPU-s"),
         [
             [

@@ -26,10 +26,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from pods_jax.algorithm import selection
-from pods_jax.algorithm.selection import RULES, Pairs, Sort, high_slots, lookup_rule, select
+from pods_jax.algorithm.selection import RULES, Pairs, Sort, high_slots, select
 from pods_jax.bench.measure import WHOLE, Spread, alternate, print_table, warm_up
 from pods_jax.bench.tpu_check import LIBTPU_ENVIRONMENT
 from pods_jax.config.fields import Checked, ConfigError, Count, Seed
+from pods_jax.types import Group
 
 # Each sample repeats the call for about so long, so that the clock's resolution does not matter.
 SAMPLE_SECONDS = 0.02
@@ -102,7 +103,7 @@ def implementations(rule: str, m: int) -> dict[str, Callable[[Array, Array, Arra
     """``(rewards_PN, valid_PN, key) -> index_PM`` of every way that runs on a device."""
 
     def by_sort(sort: Sort, rewards_PN: Array, valid_PN: Array, key: Array) -> Array:
-        return select(rewards_PN, valid_PN, key, rule=rule, m=m, sort=sort).index_PM
+        return select(Group(rewards_PN, valid_PN), key, rule=RULES[rule], m=m, sort=sort)
 
     calls: dict[str, Callable[[Array, Array, Array], Array]] = {name: partial(by_sort, sort) for name, sort in SORTS.items()}
     if rule in TOP_K:
@@ -175,7 +176,7 @@ def run(options: SelectorOptions) -> dict[str, Any]:
 
 def _sizes(options: SelectorOptions) -> list[tuple[str, int, int, int]]:
     def kept(rule: str, n: int) -> int:
-        return n if lookup_rule(rule) is RULES["all"] else max(1, n // options.ratio)
+        return n if rule == "all" else max(1, n // options.ratio)
 
     return [(rule, prompts, n, kept(rule, n)) for rule in options.rules for prompts in options.prompts for n in options.n]
 

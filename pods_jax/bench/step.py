@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from pods_jax.algorithm.advantages import ADVANTAGES
 from pods_jax.algorithm.keeping import make_keep
 from pods_jax.algorithm.selection import RULES
 from pods_jax.bench.floors import forward_flops, rollout_work, update_work
@@ -120,7 +121,7 @@ def _steps(options: StepOptions, model: Any, kept_by: dict[str, tuple[str, int]]
     problems = [Problem(f"bench/{i}", (), "", "bench") for i in range(options.prompts)]
 
     def make(rule: str, kept: int) -> Callable[[Stopwatch], Any]:
-        keep = make_keep(rule=rule, m=kept, ties="random", over="kept", eps=1e-4)
+        keep = make_keep(rule=RULES[rule], m=kept, ties="random", advantage=ADVANTAGES["kept"], eps=1e-4)
         state, seeds = new_state(), itertools.count(options.seed)
 
         def one_step(watch: Stopwatch) -> None:
@@ -129,19 +130,19 @@ def _steps(options: StepOptions, model: Any, kept_by: dict[str, tuple[str, int]]
             with watch("rollout"):
                 rollouts = jax.block_until_ready(engine(state.params, batch, rollout_key, sampling))
             with watch("host"):
-                tokens = to_local(rollouts).tokens_PNC.tolist()
-                texts = [[" ".join(map(str, row)) for row in group] for group in tokens]
+                tokens, length_PN = to_local((rollouts.tokens_PNC, rollouts.length_PN))
+                texts = [[" ".join(map(str, row)) for row in group] for group in tokens.tolist()]
             with watch("reward"):
                 scores = scorer.score(problems, texts)
             with watch("selection"):
                 rewards, valid = to_global(model.mesh, (scores.rewards_PN, scores.valid_PN))
-                steps = engine.bucket(int(jax.device_get(rollouts.length_PN.max())))
-                chosen, _, groups = keep(batch, rollouts, rewards, valid, rewards[..., None], tie_key, steps=steps)
+                padded_length = engine.padded_length(int(length_PN.max()))
+                chosen, groups = keep(batch, rollouts, rewards, {}, valid, tie_key, completion_length=padded_length)
                 jax.block_until_ready(chosen)
             with watch("update"):
-                state, metrics = jax.block_until_ready(learner.update(state, chosen))
+                state, _ = jax.block_until_ready(learner(state, chosen, step=1))
             with watch("host"):
-                jax.device_get((groups, metrics))
+                jax.device_get(groups)
 
         return one_step
 

@@ -14,20 +14,23 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.experimental import topologies
 from jax.sharding import Mesh
 from rich.console import Console
 from rich.table import Table
 
+from pods_jax.algorithm.advantages import ADVANTAGES
 from pods_jax.algorithm.keeping import make_keep
-from pods_jax.algorithm.losses import lookup_loss
+from pods_jax.algorithm.losses import LOSSES
+from pods_jax.algorithm.selection import RULES
 from pods_jax.assembly.policy import make_architecture, make_prepare
 from pods_jax.bench.compiled import DoesNotCompileError, Program, compile_program
 from pods_jax.config.sections import ModelConfig, OptimizerConfig
@@ -38,8 +41,8 @@ from pods_jax.rollout.engine import RolloutEngine
 from pods_jax.rollout.programs import Stop
 from pods_jax.rollout.sampling import sampling_params
 from pods_jax.types import PromptBatch, Rollouts
-from pods_jax.update.learner import Learner, UpdateSettings, abstract_state, micro_batch_shape
-from pods_jax.update.microbatches import UpdatePlan, default_tile
+from pods_jax.update.learner import Learner, UpdateSettings, abstract_state
+from pods_jax.update.microbatches import Deal, default_multiple, micro_batch_shape
 from pods_jax.update.optim import make_optimizer
 
 # What the compiler leaves to a program on one device, by generation.
@@ -97,7 +100,7 @@ def compile_step(mesh: Mesh, spec: DecoderSpec, sizes: Sizes, *, param_dtype: st
     """
     model = ModelConfig(param_dtype=param_dtype, compute_dtype=compute_dtype)  # type: ignore[arg-type]
     architecture = make_architecture(model, spec, mesh, remat=True)
-    optimizer = make_optimizer(OptimizerConfig(), steps=100)
+    optimizer = make_optimizer(OptimizerConfig())
     state = abstract_state(architecture.shapes, optimizer=optimizer)
     with jax.set_mesh(mesh):
         prompts, rollouts = yield from _compile_rollout(mesh, architecture, sizes, compute_dtype, state)
@@ -105,27 +108,25 @@ def compile_step(mesh: Mesh, spec: DecoderSpec, sizes: Sizes, *, param_dtype: st
         def per_rollout(*tail: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
             return _shape(mesh, (sizes.prompts, sizes.n, *tail), dtype)
 
-        keep = make_keep(rule="max_variance", m=sizes.m, ties="random", over="kept", eps=1e-4)
-        rewards, valid, parts = per_rollout(), per_rollout(dtype=jnp.bool_), per_rollout(3)
-        program, (kept, _, _) = compile_program(
-            "select", keep, prompts, rollouts, rewards, valid, parts, _key(), held=state, steps=sizes.completion_length
-        )
+        keep = make_keep(rule=RULES["max_variance"], m=sizes.m, ties="random", advantage=ADVANTAGES["kept"], eps=1e-4)
+        rewards, valid = per_rollout(), per_rollout(dtype=jnp.bool_)
+        parts = {name: per_rollout() for name in ("correct", "format", "tag_count")}
+        arguments = (prompts, rollouts, rewards, parts, valid, _key())
+        program, (kept, _) = compile_program("select", keep, *arguments, held=state, completion_length=sizes.completion_length)
         yield program
-        settings = UpdateSettings(
-            micro_batch=sizes.micro_batch, data_shards=mesh.shape["data"] * mesh.shape["fsdp"], devices=mesh.size
-        )
-        settings = replace(settings, tile=default_tile("tpu"))
-        learner = Learner(architecture.graph, optimizer, lookup_loss("grpo"), settings, like=state)
+        settings = UpdateSettings(LOSSES["grpo"], micro_batch=sizes.micro_batch, multiple=default_multiple("tpu"))
+        learner = Learner(architecture.graph, optimizer, optax.constant_schedule(1.0), settings, like=state)
         blocks, shards = sizes.prompts * sizes.m // sizes.micro_batch, group_shards()
         groups, each = micro_batch_shape(sizes.prompts, sizes.m, sizes.micro_batch, shards)
         indices = partial(_shape, mesh, dtype=jnp.int32, axes=(None, "prompts"))
-        plan = UpdatePlan(
+        deal = Deal(
             indices((blocks, shards, groups)),
             indices((blocks, shards, groups, each)),
             jax.ShapeDtypeStruct((), jnp.int32),  # type: ignore[arg-type]
             places=groups * each * sizes.completion_length,
         )
-        yield compile_program("update", learner.update, state, kept, None, plan, state=state)[0]
+        rate = jax.ShapeDtypeStruct((), jnp.float32)
+        yield compile_program("update", learner.update, state, kept, None, None, rate, deal, state=state)[0]
 
 
 def _compile_rollout(mesh: Mesh, architecture: Any, sizes: Sizes, compute_dtype: str, state: Any) -> Any:
@@ -137,16 +138,17 @@ def _compile_rollout(mesh: Mesh, architecture: Any, sizes: Sizes, compute_dtype:
         chunk=sizes.chunk,
         eos_ids=[0],
         width=default_width("tpu", architecture.spec, sizes.prompt_length),
-        shrink_steps=1,
+        rungs=1,
         prepare=jax.jit(make_prepare(architecture, mesh, compute_dtype)),
     )
     sampling = sampling_params(temperature=1.0)
     tokens = _shape(mesh, (sizes.prompts, sizes.prompt_length), jnp.int32)
     prompts = PromptBatch(tokens, _shape(mesh, (sizes.prompts,), jnp.int32))  # type: ignore[arg-type]
-    program, weights = compile_program("weights", engine._prepare, state.params, held=state.opt_state)
+    program, weights = compile_program("weights", engine.prepare, state.params, held=state.opt_state)
     yield program
+    limit = _shape(mesh, (sizes.prompts, sizes.n), jnp.int32)
     program, (decoding, shared) = compile_program(
-        "prefill", engine.prefill, weights, prompts, _key(), sampling, engine.eos_ids, held=state
+        "prefill", engine.prefill, weights, prompts, _key(), sampling, engine.eos_ids, limit, held=state
     )
     yield program
     stop = Stop(np.int32(0), np.int32(0))  # type: ignore[arg-type]

@@ -230,8 +230,8 @@ def _updates(options: TradeoffOptions, model: Policy) -> dict[str, Run]:
 
         def one_update(_) -> Any:
             nonlocal state
-            state, metrics = learner.update(state, kept)
-            return metrics
+            state, _ = learner(state, kept, step=1)
+            return state
 
         return one_update
 

@@ -1,12 +1,13 @@
 """What the benchmarks of the update and of the whole step share: the learner of a training run, and its options."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from pods_jax.algorithm.losses import lookup_loss
+from pods_jax.algorithm.losses import LOSSES
 from pods_jax.bench.workload import Policy
 from pods_jax.config.fields import Checked, Count, CountOrZero
 from pods_jax.config.sections import OptimizerConfig
@@ -24,14 +25,14 @@ class UpdateCut(Checked, key="update"):
     """Recompute each layer's activations in the backward pass."""
     logit_chunk: Count = 4_194_304
     """Most logits computed at once."""
-    sizes: CountOrZero = 3
+    rungs: CountOrZero = 3
     """Sizes from one half to the next that a packed update may have; 0 trains all padding."""
 
 
 def make_learner(model: Policy, cut: UpdateCut) -> tuple[Learner, Callable[[], TrainState]]:
     """The learner with the default loss and optimiser, and a function that makes a new state with its own buffers."""
-    optimizer = make_optimizer(OptimizerConfig(), steps=1)
-    settings = replace(UpdateSettings(), micro_batch=cut.micro_batch, chunk_logits=cut.logit_chunk, sizes=cut.sizes)
-    learner = Learner(model.architecture.graph, optimizer, lookup_loss("grpo"), settings)
+    optimizer = make_optimizer(OptimizerConfig())
+    settings = UpdateSettings(LOSSES["grpo"], micro_batch=cut.micro_batch, logit_chunk=cut.logit_chunk, rungs=cut.rungs)
+    learner = Learner(model.architecture.graph, optimizer, optax.constant_schedule(OptimizerConfig().learning_rate), settings)
     # The update donates its state, so each state needs parameters of its own.
     return learner, lambda: init_state(jax.tree.map(jnp.copy, model.params), optimizer=optimizer)

@@ -7,7 +7,7 @@ long as drawn, the floor is of their tokens, and the same update with all its pa
 """
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -24,7 +24,7 @@ from pods_jax.config.entries import micro_batch_sizes
 from pods_jax.config.fields import Checked, ConfigError, Count, Seed
 from pods_jax.devices.sharding import to_global
 from pods_jax.types import KeptBatch
-from pods_jax.update.microbatches import padding_fraction, place_plan
+from pods_jax.update.microbatches import place
 
 
 @dataclass(frozen=True)
@@ -77,25 +77,24 @@ def run(options: UpdateOptions) -> dict[str, Any]:
         work = work_of(length_PM, length)
         learner, new_state = make_learner(model, options.update)
         kept = random_kept(model, options, length_PM)
-        padded = {"steps": steps, "prompt_length": length}
-        plan = learner.plan(length_PM, np.ones_like(length_PM, np.float32), **padded)
-        waste = padding_fraction(plan, np.full(prompts, length), int(length_PM.sum()), **padded)
+        padding = make_learner(model, replace(options.update, rungs=0))[0]
+        deal, dealt = learner.deal(kept)
+        assert deal is not None
         state, plain = new_state(), new_state()
         start = time.perf_counter()
-        update = learner.update.lower(state, kept, None, place_plan(model.mesh, plan)).compile()
+        update = learner.update.lower(state, kept, None, None, jnp.float32(1), place(deal)).compile()
         compile_seconds = time.perf_counter() - start
         matmuls = matmul_probe(model.spec, work.tokens, jnp.dtype(options.model.compute_dtype), 3)
-        placed = place_plan(model.mesh, plan)
 
         def one_update(_):
             nonlocal state
-            state, metrics = update(state, kept, None, placed)
-            return metrics
+            state, _ = learner(state, kept, step=1)
+            return state
 
         def with_padding(_):
             nonlocal plain
-            plain, metrics = learner.update(plain, kept)
-            return metrics
+            plain, _ = padding(plain, kept, step=1)
+            return plain
 
         runs = {"update": one_update, "matrix products": lambda watch: matmuls.run()}
         runs |= {"with all padding": with_padding} if varied else {}
@@ -113,7 +112,7 @@ def run(options: UpdateOptions) -> dict[str, Any]:
         "completion_length": steps,
         "lengths": options.lengths.distribution,
         "mean_length": trained / length_PM.size,
-        "padding_fraction": waste,
+        "padding_fraction": dealt["update/padding_fraction"],
         "padded_cpu_seconds": spreads["with all padding"].cpu_seconds if varied else None,
         "tokens_per_second": trained / trained_in.seconds,
         "tokens_per_cpu_second": trained / trained_in.cpu_seconds,
@@ -148,7 +147,8 @@ def run(options: UpdateOptions) -> dict[str, Any]:
         ],
     )
     print(
-        f"{trained:,} tokens, mean length {trained / length_PM.size:.1f}; {waste:.1%} of what is computed is padding. "
+        f"{trained:,} tokens, mean length {trained / length_PM.size:.1f}; {result['padding_fraction']:.1%} of what is computed "
+        "is padding. "
         f"compile {result['compile_seconds']:.1f} s. Memory: state {result['state_bytes'] / 2**20:.1f} MiB, temporaries "
         f"{result['temporary_bytes'] / 2**20:.1f} MiB. Floor: {flops / 1e9:.1f} GFLOP ({flops / concatenated:.2f} of the "
         f"concatenated form's) at {result['matmul_gflops_per_second']:.0f} GFLOP/s = {result['floor_seconds']:.3f} s; "
@@ -180,5 +180,6 @@ def random_kept(model: Policy, options: UpdateOptions, length_PM: Int[np.ndarray
         "logp_old_PMC": np.full(shape, -np.log(model.spec.vocab_size), np.float32),
         "advantage_PM": rng.standard_normal(shape[:2]).astype(np.float32),
         "weight_PM": np.ones(shape[:2], np.float32),
+        "index_PM": np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1)),
     }
     return KeptBatch(prompt_PL=prompts.tokens_PL, prompt_length_P=prompts.length_P, **to_global(model.mesh, arrays))

@@ -41,7 +41,7 @@ class ModelOptions(Checked, key="model"):
 
     def config(self) -> ModelConfig:
         """The same as a training run's section."""
-        return ModelConfig(path=self.path, compute_dtype=self.compute_dtype, param_dtype=self.param_dtype, layers=self.layers)
+        return ModelConfig(path=self.path, compute_dtype=self.compute_dtype, param_dtype=self.param_dtype)
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Policy:
             chunk=chunk or default_chunk(self.platform),
             eos_ids=[self.spec.vocab_size],
             width=default_width(self.platform, self.spec, prompt_length),
-            shrink_steps=2,
+            rungs=2,
             lanes=Lanes(lanes) if lanes else default_lanes(self.mesh.size, self.platform, self.spec),
             prepare=make_prepare(self.architecture, self.mesh, self.compute_dtype),
         )
@@ -145,10 +145,10 @@ def policy(options: ModelOptions, shape: ShapeOptions, *, remat: bool = False) -
     model, mesh = options.config(), make_mesh((1, 1, 1), jax.devices()[:1])
     with jax.set_mesh(mesh):
         if model.path == RANDOM:
-            architecture = make_architecture(model, shape.spec(), mesh, remat=remat)
+            architecture = make_architecture(model, shape.spec(), mesh, layers=options.layers, remat=remat)
             decoder = Decoder(architecture.spec, rngs=nnx.Rngs(0), param_dtype=jnp.dtype(model.param_dtype))
             shardings = jax.tree.map(lambda s: s.sharding, architecture.shapes)
             params = jax.device_put(nnx.to_pure_dict(nnx.state(decoder)), shardings)
         else:
-            architecture, params = load_policy(model, mesh, remat=remat)
+            architecture, params = load_policy(model, mesh, layers=options.layers, remat=remat)
         yield Policy(mesh, architecture, params, model.compute_dtype)

@@ -171,8 +171,8 @@ def arm_configs(config: CompareConfig, device_count: int) -> dict[str, Config]:
         "eval.every": config.compare.eval_every,
         "run.dir": str(out_folder(config)),
         # Compiling is not timed, so no arm has a reason to compute padding.
-        "rollout.sizes": ROLLOUT_SIZES if config.rollout.sizes is None else config.rollout.sizes,
-        "update.sizes": UPDATE_SIZES if config.update.sizes is None else config.update.sizes,
+        "tuning.rollout_rungs": ROLLOUT_SIZES if config.tuning.rollout_rungs is None else config.tuning.rollout_rungs,
+        "tuning.update_rungs": UPDATE_SIZES if config.tuning.update_rungs is None else config.tuning.update_rungs,
     }
     configs: dict[str, Config] = {}
     for name, arm in arms_of(config).items():

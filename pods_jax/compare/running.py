@@ -17,7 +17,7 @@ from pods_jax.config.entries import Config
 from pods_jax.config.fields import ConfigError, shown
 from pods_jax.devices.compiling import keep_compiled
 from pods_jax.loop import Trainer
-from pods_jax.models.lora import part
+from pods_jax.models.lora import split_adapters
 from pods_jax.run.checkpoint import Progress
 
 Say = Callable[[str], None]
@@ -109,7 +109,7 @@ def take_turns(trainers: Mapping[str, Trainer], *, say: Say) -> None:
 
 def state_plan(architecture: Architecture, arms: int, interleave: str) -> str:
     """Says what the training states of the arms take on each device."""
-    trained = part(architecture.shapes)[0]
+    trained = split_adapters(architecture.shapes)[0]
     leaves = jax.tree.leaves(trained)
     size = 3 * sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves) / 2**20
     held = arms if interleave == "step" else 1

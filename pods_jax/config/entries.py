@@ -17,6 +17,7 @@ from pods_jax.config.sections import (
     RolloutConfig,
     RunConfig,
     SelectionConfig,
+    TuningConfig,
     UpdateConfig,
     VerifyConfig,
 )
@@ -36,6 +37,7 @@ class Config(Checked):
     loss: LossConfig = field(default_factory=LossConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
+    tuning: TuningConfig = field(default_factory=TuningConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     verify: VerifyConfig = field(default_factory=VerifyConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
@@ -67,6 +69,7 @@ class EvaluateConfig(Checked):
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     verify: VerifyConfig = field(default_factory=VerifyConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
+    tuning: TuningConfig = field(default_factory=TuningConfig)
     samples: CountOrZero = 4
     """Completions sampled for each problem besides the greedy one (k of pass@k and maj@k); 0 is greedy alone."""
     batch: Count = 64

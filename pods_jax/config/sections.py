@@ -2,8 +2,7 @@
 
 Field docstrings are the text of ``--help``, and annotations are the limits (``fields.py``). This file checks types, signs and
 arithmetic across fields; names that belong to a table (task, rule, loss, ...) are checked by that table's lookup, before
-anything is allocated. Algorithms never see these records: entry points, ``loop.py`` and the ``make_*`` builders unpack them
-into plain numbers.
+anything is allocated. Algorithms never see these records: ``assembly`` unpacks them into plain numbers.
 """
 
 from dataclasses import dataclass, field
@@ -35,7 +34,7 @@ class RunConfig(Checked, key="run"):
     dir: str = "runs"
     """Folder that holds all runs."""
     steps: Count = 200
-    """Optimiser steps of the run."""
+    """Steps of the run, each with a rollout, and an update wherever there is signal."""
     seed: Seed = 0
     """Seed from which every random key of the run is folded, together with the step number."""
     resume: bool = True
@@ -69,8 +68,6 @@ class ModelConfig(Checked, key="model"):
     """Dtype of activations and matrix products; logits and log-probabilities are float32 always."""
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype in which parameters are stored and optimised."""
-    layers: Literal["auto", "scan", "unroll"] = "auto"
-    """Layer loop: scan compiles fast (the choice on TPU and GPU), unroll runs fast on a CPU; auto picks by backend."""
 
 
 @dataclass(frozen=True)
@@ -150,14 +147,6 @@ class RolloutConfig(Checked, key="rollout"):
     """Sample among the most probable tokens whose probabilities sum to top_p; 1 is off."""
     min_p: FractionBelowOne = 0.0
     """Drop tokens less probable than min_p times the most probable; 0 is off."""
-    chunk: CountOrZero = 0
-    """Decode in chunks of this many tokens, by which the cache grows; 0 takes what suits the backend (32 on CPU, else 256)."""
-    sizes: CountOrZero | None = None
-    """Sizes from one half to the next to which the batch shrinks once rollouts have ended, each a set of compiled programs; 0
-    decodes every row to the end. Unset chooses 0 to 3: more, the longer generating takes beside compiling."""
-    lanes: CountOrZero = 0
-    """Parts of the prompts that a single device generates side by side, each on a thread of its own; 0 takes one for each core
-    of a CPU where the model is small enough for that to pay, and 1 elsewhere."""
 
     @property
     def greedy_by(self) -> str:
@@ -172,19 +161,24 @@ class SelectionConfig(Checked, key="selection"):
     """Which m of the n rollouts are trained."""
 
     rule: str = "max_variance"
-    """Entry of the RULES table: max_variance (PODS), random, percentile, max_reward, all (plain GRPO)."""
+    """Entry of the RULES table: max_variance (PODS), random, percentile, max_reward, all (plain GRPO); or module:function."""
+    options: list[str] = field(default_factory=list)
+    """Numbers of an own rule, each name=number; on the command line separated by commas."""
     m: Count = 8
     """Rollouts kept for each prompt (M); the rule "all" keeps n whatever m says."""
-    ties: Literal["random", "index"] = "random"
-    """How equal rewards are ordered: at random under the step's key, or by rollout index."""
+    ties: str = "random"
+    """Entry of the TIES table: how equal rewards are ordered, random (under the step's key) or index (of the rollout)."""
 
 
 @dataclass(frozen=True)
 class AdvantageConfig(Checked, key="advantage"):
     """How rewards become advantages."""
 
-    over: Literal["kept", "all"] = "kept"
-    """Mean and standard deviation over the kept rollouts (the paper's), or over all n."""
+    over: str = "kept"
+    """Entry of the ADVANTAGES table: mean and standard deviation over the kept rollouts (the paper's), or over all n; or
+    module:function."""
+    options: list[str] = field(default_factory=list)
+    """Numbers of an own advantage, each name=number; on the command line separated by commas."""
     eps: NonNegative = 1e-4
     """Added to the standard deviation."""
 
@@ -194,7 +188,11 @@ class LossConfig(Checked, key="loss"):
     """The policy-gradient objective."""
 
     name: str = "grpo"
-    """Entry of the LOSSES table: grpo (mean over each sequence, then over sequences), dapo (mean over all tokens)."""
+    """Entry of the LOSSES table: grpo (mean over each sequence, then over sequences), dapo (mean over all tokens), grpo_entropy
+    (grpo with an entropy bonus); or module:function."""
+    options: list[str] = field(default_factory=list)
+    """Numbers of the loss's own, each name=number (entropy_bonus=0.01 of grpo_entropy); on the command line separated by
+    commas."""
     clip_low: Fraction = 0.2
     """The probability ratio is clipped below at 1 - clip_low."""
     clip_high: NonNegative = 0.2
@@ -209,12 +207,13 @@ class OptimizerConfig(Checked, key="optimizer"):
 
     learning_rate: Positive = 2e-4
     """Peak learning rate."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Shape of the learning rate after warm-up; linear and cosine reach final_fraction of the peak as the steps end."""
+    schedule: str = "constant"
+    """Entry of the SCHEDULES table: constant, linear or cosine after warm-up. Linear and cosine reach final_fraction of the
+    peak as the run's steps end, whatever update.epochs is."""
     final_fraction: Fraction = 0.0
     """Where the linear and cosine schedules end, as a fraction of the peak."""
     warmup_steps: CountOrZero = 5
-    """Steps of linear warm-up; the first already has 1/warmup_steps of the peak."""
+    """Steps of the run with linear warm-up; the first already has 1/warmup_steps of the peak."""
     beta1: FractionBelowOne = 0.9
     """Adam's decay of the first moment."""
     beta2: FractionBelowOne = 0.99
@@ -240,11 +239,27 @@ class UpdateConfig(Checked, key="update"):
     """Rollouts of one micro-batch over all devices; 0 trains the whole batch at once."""
     remat: Literal["none", "layer"] = "none"
     """Recompute each layer's activations in the backward pass to save memory."""
+
+
+@dataclass(frozen=True)
+class TuningConfig(Checked, key="tuning"):
+    """What suits the machine, and changes nothing of what is learned but rounding; unset and 0 choose by themselves."""
+
+    layers: Literal["auto", "scan", "unroll"] = "auto"
+    """Layer loop: scan compiles fast (the choice on TPU and GPU), unroll runs fast on a CPU; auto picks by backend."""
+    cache_chunk: CountOrZero = 0
+    """Tokens by which the rollout's cache grows; 0 takes what suits the backend (32 on a CPU, else 256)."""
+    rollout_rungs: CountOrZero | None = None
+    """Sizes from one half to the next to which the batch shrinks once rollouts have ended, each a set of compiled programs; 0
+    decodes every row to the end. Unset chooses 0 to 3: more, the longer generating takes next to compiling."""
+    lanes: CountOrZero = 0
+    """Parts of the prompts that a single device generates side by side, each on a thread of its own; 0 takes one for each core
+    of a CPU where the model is small enough for that to pay, and 1 elsewhere."""
+    update_rungs: CountOrZero | None = None
+    """Sizes from one half to the next that an update has once completions are packed without padding and groups without signal
+    are left out, each a compiled program; 0 trains one size, with all padding. Unset chooses 0 to 3, as rollout_rungs does."""
     logit_chunk: Count = 4_194_304
     """Most logits (rows x time x vocabulary) computed at once on one device; the vocabulary-sized array never exists whole."""
-    sizes: CountOrZero | None = None
-    """Sizes from one half to the next that an update has once completions are packed without padding and groups without signal
-    are left out, each a compiled program; 0 trains one size, with all padding. Unset chooses 0 to 3, as rollout.sizes does."""
 
 
 @dataclass(frozen=True)

@@ -126,14 +126,13 @@ def to_global(mesh: Mesh, tree: Any, axes: Sequence[str | None] = ("prompts",)) 
 
 def replicate(tree: Any) -> Any:
     """Host values on every device of the mesh set by ``jax.set_mesh``, or on the default device without one."""
-    mesh = jax.sharding.get_mesh()
-    return jax.device_put(tree) if mesh.empty else to_global(mesh, tree, ())
+    return spread(tree, ())
 
 
-def spread(tree: Any) -> Any:
-    """Host arrays whose first dimension is spread as groups are, over the mesh set by ``jax.set_mesh``, if one is."""
+def spread(tree: Any, axes: Sequence[str | None] = ("prompts",)) -> Any:
+    """``to_global`` on the mesh set by ``jax.set_mesh``; on the default device without one."""
     mesh = jax.sharding.get_mesh()
-    return jax.device_put(tree) if mesh.empty else to_global(mesh, tree)
+    return jax.device_put(tree) if mesh.empty else to_global(mesh, tree, axes)
 
 
 def group_shards() -> int:

@@ -13,8 +13,9 @@ def token_logp(
     tokens_PMC: Int[Array, "P M C"],
     *,
     temperature: Float[Array, ""],
-    chunk_logits: int,
+    logit_chunk: int,
     shards: int = 1,
+    entropy_gradient: bool = False,
 ) -> tuple[Float[Array, "P M C"], Float[Array, "P M C"]]:
     """``log softmax(hidden head / temperature)[token]`` and the entropy of that softmax, in float32.
 
@@ -23,17 +24,18 @@ def token_logp(
         head_DV: Output head.
         tokens_PMC: Tokens to score.
         temperature: Divides the logits.
-        chunk_logits: Most logits held at once by one device; sets how many tokens of every group a chunk has (at least one).
+        logit_chunk: Most logits held at once by one device; sets how many tokens of every group a chunk has (at least one).
             The backward pass recomputes each chunk's logits, so that memory follows neither the rollouts nor their lengths.
         shards: Devices over which groups and vocabulary are spread.
+        entropy_gradient: Whether the gradient flows through the entropies; False spares computing it.
 
     Returns:
-        Log-probabilities and entropies (nats). The entropy carries no gradient.
+        Log-probabilities and entropies, in nats.
     """
     prompts, kept, steps, width = hidden_PMCD.shape
     # A group's rollouts lie on one device, so its tokens can be cut anywhere without communication.
     count = kept * steps
-    size = max(1, min(count, chunk_logits * shards // (prompts * head_DV.shape[1])))
+    size = max(1, min(count, logit_chunk * shards // (prompts * head_DV.shape[1])))
     chunks = math.ceil(count / size)
     size = math.ceil(count / chunks)
 
@@ -46,9 +48,9 @@ def token_logp(
         logits = jnp.einsum("ptd,dv->ptv", hidden, head_DV, preferred_element_type=jnp.float32) / temperature
         log_total = jax.nn.logsumexp(logits, axis=-1)
         chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
-        frozen = jax.lax.stop_gradient(logits)
-        mean_logit = jnp.sum(jax.nn.softmax(frozen, axis=-1) * frozen, axis=-1)
-        return chosen - log_total, jax.lax.stop_gradient(log_total) - mean_logit
+        seen, seen_total = (logits, log_total) if entropy_gradient else jax.lax.stop_gradient((logits, log_total))
+        mean_logit = jnp.sum(jax.nn.softmax(seen, axis=-1) * seen, axis=-1)
+        return chosen - log_total, seen_total - mean_logit
 
     _, scores = jax.lax.scan(lambda carry, chunk: (carry, one_chunk(*chunk)), None, (cut(hidden_PMCD, width), cut(tokens_PMC)))
     logp, entropy = (

@@ -93,7 +93,7 @@ def project(x: Array, w: Mapping[str, Array], name: str, scale: float) -> Array:
     return out + scale * jnp.einsum(f"...r,r{o}->...{o}", low, w[name + B])
 
 
-def part(params: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_adapters(params: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Splits a parameter tree into ``(trained, frozen)``: the adapters and the rest; everything is trained without adapters."""
     layers = params["layers"]
     adapters = {name: value for name, value in layers.items() if name.endswith((A, B))}
@@ -104,7 +104,7 @@ def part(params: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def join(trained: Mapping[str, Any], frozen: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Undoes ``part``."""
+    """Undoes ``split_adapters``."""
     if not frozen:
         return dict(trained)
     return {**frozen, "layers": {**frozen["layers"], **trained["layers"]}}
@@ -112,7 +112,7 @@ def join(trained: Mapping[str, Any], frozen: Mapping[str, Any] | None) -> dict[s
 
 def merge(params: Mapping[str, Any], scale: float) -> dict[str, Any]:
     """The base's tree with every adapter added into its weight: ``W + (alpha / rank) A B``, summed in float32."""
-    adapted, base = part(params)
+    adapted, base = split_adapters(params)
     if not base:
         return dict(params)
     layers = dict(base["layers"])

@@ -45,6 +45,12 @@ class Scores:
     unscored: dict[str, int]
     faults: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """How many scores were lost, and to what."""
+        lost = {f"reward/verifier_{fault}": float(count) for fault, count in self.faults.items()}
+        return {"reward/unscored": float(sum(self.unscored.values()))} | lost
+
 
 @dataclass(frozen=True)
 class Scorer:

@@ -60,15 +60,15 @@ class Move:
     tile_ST: Int[Array, "S T"]
 
 
-def row_sizes(rows: int, width: int, steps_per_halving: int) -> list[int]:
+def row_sizes(rows: int, width: int, rungs: int) -> list[int]:
     """Numbers of rows, largest first, to which a batch of ``rows`` may shrink: multiples of ``width``.
 
     Args:
         rows: Rows of one shard.
         width: Rows of one tile.
-        steps_per_halving: 1 for halves alone, 2 with one size between them, 0 for none.
+        rungs: 1 for halves alone, 2 with one size between them, 0 for none.
     """
-    return [size for size in reversed(ladder(rows, width, steps_per_halving)) if size < rows]
+    return [size for size in reversed(ladder(rows, width, rungs)) if size < rows]
 
 
 def default_width(platform: str, spec: DecoderSpec, prompt_tokens: int) -> int:
@@ -84,7 +84,9 @@ def default_width(platform: str, spec: DecoderSpec, prompt_tokens: int) -> int:
     return next((width for width in (1, 2, 4) if 4 * 10 * cached <= products * width), 8)
 
 
-def plan(rows: Rows, running_SR: Bool[np.ndarray, "S R"], *, rollouts: int, width: int, size: int) -> tuple[Rows, Move] | None:
+def fit_rows(
+    rows: Rows, running_SR: Bool[np.ndarray, "S R"], *, rollouts: int, width: int, size: int
+) -> tuple[Rows, Move] | None:
     """How the running rows fit into ``size`` rows a shard, in tiles of ``width``; None when they do not."""
     shards = zip(running_SR, rows.home_SR // rollouts, strict=True)
     keep = [_tiled(np.flatnonzero(running_R), prompt_R, width) for running_R, prompt_R in shards]

@@ -1,11 +1,12 @@
-"""The rollout engine: prompts in, n completions of each out, in jitted chunks.
+"""The protocol of rollout engines, and this package's own: prompts in, n completions of each out, in jitted chunks.
 
-A prompt is prefilled once for its n rollouts. Decoding runs in chunks; each chunk is one ``while_loop`` whose cache has room
-for the tokens so far and one chunk more, so no token attends over the whole maximum. A chunk also ends when so few rollouts go
-on that a smaller batch holds them (``compaction.py``). The set of compiled programs is bounded: for each prompt bucket one
-prefill, one loop for each cache size and number of rows, and what grows caches and moves rows between them; sampling
-parameters, EOS ids and keys are traced. Every draw's key is folded from the step's key, the prompt's place in the step, the
-rollout's index and the token's position, so neither chunks, nor rows, nor lanes, nor devices change a token.
+Loop, evaluator and assembly know an engine by ``Engine`` alone. In ``RolloutEngine`` a prompt is prefilled once for its n
+rollouts. Decoding runs in chunks; each chunk is one ``while_loop`` whose cache has room for the tokens so far and one chunk
+more, so no token attends over the whole maximum. A chunk also ends when so few rollouts go on that a smaller batch holds them
+(``compaction.py``). The set of compiled programs is bounded: for each padded prompt length one prefill, one loop for each cache
+size and number of rows, and what grows caches and moves rows between them; sampling parameters, EOS ids and keys are traced.
+Every draw's key is folded from the step's key, the prompt's place in the step, the rollout's index and the token's position, so
+neither chunks, nor rows, nor lanes, nor devices change a token.
 """
 
 import math
@@ -13,21 +14,82 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import cached_property, partial
 from threading import Lock
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Int, Key
 
 from pods_jax.devices.sharding import group_shards, replicate, spread, to_local
-from pods_jax.rollout.compaction import Rows, bring_home, plan, row_sizes
+from pods_jax.rollout.compaction import Rows, bring_home, fit_rows, row_sizes
 from pods_jax.rollout.lanes import Lanes, cut, join
 from pods_jax.rollout.programs import DecodeState, Stop, decode_chunk, eos_array, grow, prefill, shrink
 from pods_jax.rollout.sampling import SamplingParams
 from pods_jax.types import PromptBatch, Rollouts
+
+
+@dataclass(frozen=True)
+class Foretold:
+    """What an engine will compile and hold for batches of one size.
+
+    Attributes:
+        programs: Most programs that are ever compiled for one padded length of the prompts.
+        completion_lengths: Padded lengths that ``padded_length`` gives.
+        sizes: The sizes that are compiled, in words.
+        cache_tokens: Most tokens whose keys and values one device holds at once.
+        lanes: Parts of the prompts that are generated side by side.
+    """
+
+    programs: int
+    completion_lengths: tuple[int, ...]
+    sizes: str
+    cache_tokens: int
+    lanes: int = 1
+
+
+class Engine(Protocol):
+    """What generates rollouts.
+
+    Attributes:
+        rollouts: Rollouts generated for each prompt (N).
+    """
+
+    rollouts: int
+
+    def __call__(
+        self,
+        params: Any,
+        prompts: PromptBatch,
+        key: Key[Array, ""],
+        sampling: SamplingParams,
+        limit_PN: Int[Array, "P N"] | None = None,
+    ) -> Rollouts:
+        """Generates the rollouts of each prompt.
+
+        Args:
+            params: The policy's parameters (pure tree).
+            prompts: Right-padded prompts.
+            key: The step's key.
+            sampling: Temperature and truncation.
+            limit_PN: Tokens after which each rollout is cut, at least 1; the engine's maximum when not given.
+        """
+        ...
+
+    def padded_length(self, length: int) -> int:
+        """Smallest of a few lengths that hold ``length`` tokens; the update's completions are cut to it."""
+        ...
+
+    def foretell(self, prompts: int, prompt_length: int) -> Foretold:
+        """What batches of so many prompts, padded to so many tokens, will compile and hold."""
+        ...
+
+    def compiled_programs(self) -> int:
+        """Programs compiled so far."""
+        ...
 
 
 def default_chunk(platform: str) -> int:
@@ -54,7 +116,7 @@ class RolloutEngine:
         chunk: Tokens by which the cache grows, about.
         eos_ids: Every id that ends a completion.
         width: Rows of one tile once the batch has shrunk; see ``compaction.default_width``.
-        shrink_steps: Sizes of the batch from one half to the next; 0 keeps every row to the end.
+        rungs: Sizes of the batch from one half to the next; 0 keeps every row to the end.
         lanes: Into how many parts the prompts may be cut; one where there are several devices.
         prepare: Turns the learner's parameters into the decoding ones once per call (cast, gathered over ``fsdp``); the
             identity where nothing changes.
@@ -69,7 +131,7 @@ class RolloutEngine:
         chunk: int,
         eos_ids: Sequence[int],
         width: int = 1,
-        shrink_steps: int = 2,
+        rungs: int = 2,
         lanes: Lanes | None = None,
         prepare: Callable[[Any], Any] = lambda params: params,
     ):
@@ -78,11 +140,11 @@ class RolloutEngine:
         self.capacities = cache_sizes(max_completion_length, chunk)
         self.eos_ids = eos_array(eos_ids)
         self.width = min(width, rollouts)
-        self.shrink_steps = shrink_steps
+        self.rungs = rungs
         self.lanes = lanes or Lanes()
         # Moving rows takes a moment, and each size that is met is compiled: not at every token.
         self.pause = math.ceil(max_completion_length / 32)
-        self._prepare = prepare
+        self.prepare = prepare
         self.prefill = jax.jit(partial(prefill, graph, rollouts, max_completion_length, self.capacities[0]))
         chunks = zip([1, *self.capacities], self.capacities, strict=False)
         self.decode = {c: jax.jit(partial(decode_chunk, graph, begin, c), donate_argnums=1) for begin, c in chunks}
@@ -103,27 +165,22 @@ class RolloutEngine:
         sampling: SamplingParams,
         limit_PN: Int[Array, "P N"] | None = None,
     ) -> Rollouts:
-        """Generates ``rollouts`` completions of each prompt.
-
-        Args:
-            params: The decoder's parameters (pure tree).
-            prompts: Right-padded prompts; each padded length is one compiled prefill.
-            key: The step's key.
-            sampling: Temperature and truncation.
-            limit_PN: Tokens after which each rollout is cut, 1 to ``max_completion_length``; the maximum when not given.
-        """
-        params = self._prepare(params)
-        lanes = self.lanes_of(len(prompts.length_P))
+        """As in ``Engine``; each padded length of the prompts is one compiled prefill."""
+        params = self.prepare(params)
+        count = len(prompts.length_P)
+        most_PN = np.full((count, self.rollouts), self.max_completion_length, np.int32)
+        limits: Array = spread(most_PN) if limit_PN is None else limit_PN
+        lanes = self.lanes_of(count)
         if lanes == 1:
-            return self._generate(params, sampling, key, None, prompts, limit_PN)
-        firsts = [replicate(np.int32(len(prompts.length_P) // lanes * lane)) for lane in range(lanes)]
+            return self._generate(params, sampling, key, None, prompts, limits)
+        firsts = [replicate(np.int32(count // lanes * lane)) for lane in range(lanes)]
         mesh = jax.sharding.get_mesh()
 
-        def generate(first: Array, part: tuple[PromptBatch, Any]) -> Rollouts:
+        def generate(first: Array, part: tuple[PromptBatch, Array]) -> Rollouts:
             with nullcontext() if mesh.empty else jax.set_mesh(mesh):  # which every thread has to be told
                 return self._generate(params, sampling, key, first, *part)
 
-        return self.join(list(self._threads.map(generate, firsts, self.cut(lanes, (prompts, limit_PN)))))
+        return self.join(list(self._threads.map(generate, firsts, self.cut(lanes, (prompts, limits)))))
 
     def _generate(
         self,
@@ -132,7 +189,7 @@ class RolloutEngine:
         key: Key[Array, ""],
         first: Int[Array, ""] | None,
         prompts: PromptBatch,
-        limit_PN: Int[Array, "P N"] | None,
+        limit_PN: Int[Array, "P N"],
     ) -> Rollouts:
         """The rollouts of all prompts, or of some, whose places in the step count from ``first``; else as for a call."""
         with self._calling:
@@ -148,9 +205,9 @@ class RolloutEngine:
                 break
             running_SR = running_PN.reshape(rows.home_SR.shape)
             with self._calling:
-                while sizes and (planned := plan(rows, running_SR, rollouts=self.rollouts, width=self.width, size=sizes[0])):
+                while sizes and (fit := fit_rows(rows, running_SR, rollouts=self.rollouts, width=self.width, size=sizes[0])):
                     home = self._home(home, state, rows)
-                    rows, move = planned
+                    rows, move = fit
                     state, shared = self.shrink(params, state, shared, spread(move), width=self.width)
                     running_SR, _ = np.asarray(move.real_SR), sizes.popleft()
                 if filled == capacities[0]:
@@ -162,14 +219,6 @@ class RolloutEngine:
     def _home(self, home: Any, state: DecodeState, rows: Rows) -> tuple[Array, Array, Array, Array]:
         """All rollouts, with what the rows of the batch hold put in its place."""
         return state.rows if home is None else self.bring_home(home, state.rows, spread(rows.home_SR))
-
-    def first_tokens(
-        self, params: Any, prompts: PromptBatch, key: Key[Array, ""], sampling: SamplingParams
-    ) -> tuple[Int[np.ndarray, "P N"], Float[np.ndarray, "P N"]]:
-        """The first token of each rollout and its log-probability, on the host; arguments as for a call."""
-        state, _ = self.prefill(self._prepare(params), prompts, key, sampling, self._eos, None, None)
-        tokens_PNC, logp_PNC = to_local((state.tokens_PNC, state.logp_PNC))
-        return tokens_PNC[..., 0], logp_PNC[..., 0]
 
     @cached_property
     def _eos(self) -> Int[Array, "E"]:
@@ -185,13 +234,13 @@ class RolloutEngine:
         most = max(1, min(self.lanes.most, prompts * self.rollouts // self.lanes.rows))
         return max(lanes for lanes in range(1, most + 1) if prompts % lanes == 0)
 
-    def bucket(self, length: int) -> int:
-        """Smallest cache size that holds ``length`` tokens: the update's completions are cut to it."""
+    def padded_length(self, length: int) -> int:
+        """Smallest cache size that holds ``length`` tokens."""
         return next(c for c in self.capacities if c >= length)
 
     def row_sizes(self, rows: int) -> list[int]:
         """Numbers of rows of one shard, largest first, to which a batch of ``rows`` may shrink."""
-        return row_sizes(rows, self.width, self.shrink_steps)
+        return row_sizes(rows, self.width, self.rungs)
 
     def compiled_programs(self) -> int:
         """Entries of the compiled programs' call caches so far; on one device constant once every size has been met."""
@@ -199,8 +248,19 @@ class RolloutEngine:
         programs += [self.cut, self.join]
         return sum(program._cache_size() for program in programs)
 
-    def most_programs(self, prompts: int) -> int:
-        """Most programs that are ever compiled for one prompt bucket of ``prompts`` groups."""
-        lanes = self.lanes_of(prompts)
-        caches, sizes = len(self.capacities), 1 + len(self.row_sizes(prompts // lanes // group_shards() * self.rollouts))
-        return 1 + caches * sizes + (caches - 1) * sizes + (caches + 1) * (sizes - 1) + 2 * (lanes > 1)
+    def foretell(self, prompts: int, prompt_length: int) -> Foretold:
+        """As in ``Engine``: each program once for every cache size and number of rows. What grows or moves is there twice."""
+        lanes, shards = self.lanes_of(prompts), group_shards()
+        each = prompts // (lanes * shards)
+        smaller, caches, whole = self.row_sizes(each * self.rollouts), self.capacities, self.capacities[-1]
+        programs = 1 + len(caches) + (len(caches) - 1) + len(smaller) * (3 * len(caches)) + 2 * (lanes > 1)
+        tokens = [each * self.rollouts * ([0, *caches][-2] + whole)]
+        tokens += [each * self.rollouts * whole + size // self.width * prompt_length + size * whole for size in smaller[:1]]
+        rows, cached = (", ".join(map("{:,}".format, sizes)) for sizes in ([each * self.rollouts, *smaller], caches))
+        return Foretold(
+            programs=programs,
+            completion_lengths=tuple(caches),
+            sizes=f"rows of a {'lane' if lanes > 1 else 'shard'} {rows}; caches of {cached} tokens",
+            cache_tokens=lanes * (each * prompt_length + max(tokens)),
+            lanes=lanes,
+        )

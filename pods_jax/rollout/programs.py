@@ -109,7 +109,7 @@ def prefill(
     key: Array,
     sampling: SamplingParams,
     eos_ids: Array,
-    limit_PN: Array | None = None,
+    limit_PN: Array,
     first: Array | None = None,
 ) -> tuple[DecodeState, SharedPrompts]:
     """Runs the prompts, and draws each rollout's first token from its prompt's last hidden state."""
@@ -131,7 +131,7 @@ def prefill(
         length_PN=filled_with(0, jnp.int32),
         finished_PN=filled_with(False, bool),
         running_PN=filled_with(True, bool),
-        limit_PN=filled_with(max_length, jnp.int32) if limit_PN is None else limit_PN,
+        limit_PN=limit_PN,
         filled=jnp.int32(0),
         decoded_rows=jnp.float32(0),
     )

@@ -1,10 +1,61 @@
-"""Completion tokens as text, for verifiers and logs. Text is never tokenised again."""
+"""Completions on the host: their text for verifiers and logs, and their lengths. Text is never tokenised again."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from pods_jax.devices.sharding import to_local
+from pods_jax.types import Rollouts
+
+
+class Texts(Sequence[list[str]]):
+    """Texts of the completions of each group, decoded when they are first asked for.
+
+    Each process asks for the groups that it scores, and the one that writes the log for what it writes of the others.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, tokens_PNC: Int[np.ndarray, "P N C"], length_PN: Int[np.ndarray, "P N"]
+    ):
+        self._tokenizer, self._tokens_PNC, self._length_PN = tokenizer, tokens_PNC, length_PN
+        self._decoded: dict[int, list[str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._tokens_PNC)
+
+    def __getitem__(self, group: int | slice) -> list:  # type: ignore[override]
+        wanted = range(len(self))[group]
+        groups = list(wanted) if isinstance(wanted, range) else [wanted]
+        if missing := [p for p in groups if p not in self._decoded]:
+            texts = iter(completion_texts(self._tokenizer, self._tokens_PNC[missing], self._length_PN[missing]))
+            self._decoded |= dict(zip(missing, texts, strict=True))
+        texts_PN = [self._decoded[p] for p in groups]
+        return texts_PN if isinstance(group, slice) else texts_PN[0]
+
+
+@dataclass(frozen=True)
+class Completions:
+    """What was generated, on the host and whole on every process.
+
+    Attributes:
+        texts_PN: Text of each completion, special tokens left out.
+        length_PN: Completion tokens, the EOS token included.
+        finished_PN: False for a completion cut at the limit.
+    """
+
+    texts_PN: Texts
+    length_PN: Int[np.ndarray, "P N"]
+    finished_PN: Bool[np.ndarray, "P N"]
+
+
+def read_completions(tokenizer: PreTrainedTokenizerBase, rollouts: Rollouts, prompts: int | None = None) -> Completions:
+    """Brings the completions of all prompts, or of the first few, to the host; log-probabilities stay on the devices."""
+    arrays = to_local((rollouts.tokens_PNC, rollouts.length_PN, rollouts.finished_PN))
+    tokens_PNC, length_PN, finished_PN = (array[:prompts] for array in arrays)
+    return Completions(Texts(tokenizer, tokens_PNC, length_PN), length_PN, finished_PN)
 
 
 def completion_texts(

@@ -1,5 +1,3 @@
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,10 +8,14 @@ from hypothesis import strategies as st
 from jaxtyping import jaxtyped
 
 from pods_jax.algorithm import advantages as module
-from pods_jax.algorithm.advantages import ADVANTAGES, lookup_advantage
+from pods_jax.algorithm.advantages import ADVANTAGES, find_advantage
 
-group_advantage = jax.jit(jaxtyped(typechecker=beartype)(module.group_advantage), static_argnames=("over", "eps"))
-normalise = jax.jit(jaxtyped(typechecker=beartype)(module.normalise), static_argnames=("over", "eps"))
+checked_group = jax.jit(jaxtyped(typechecker=beartype)(module.group_advantage), static_argnames=("advantage", "eps"))
+checked_step = jax.jit(jaxtyped(typechecker=beartype)(module.normalise), static_argnames=("advantage", "eps"))
+
+
+def group_advantage(*arrays, over="kept", eps=1e-4):
+    return checked_group(*arrays, advantage=ADVANTAGES[over], eps=eps)
 
 
 def ones(n):
@@ -93,16 +95,32 @@ def test_the_lifted_form_equals_a_loop(over):
     rng = np.random.default_rng(0)
     rewards, valid = jnp.asarray(rng.normal(size=(4, 7)), jnp.float32), jnp.asarray(rng.random((4, 7)) < 0.8)
     index = jnp.array([[0, 1, 2], [6, 5, -1], [3, -1, -1], [-1, -1, -1]])
-    lifted = normalise(rewards, valid, index, over=over)
+    lifted, signal = checked_step(rewards, valid, index, advantage=ADVANTAGES[over], eps=1e-4)
     loop = [group_advantage(*group, over=over) for group in zip(rewards, valid, index, strict=True)]
-    np.testing.assert_allclose(lifted.advantage_PM, jnp.stack([advantage for advantage, _ in loop]), rtol=1e-6)
-    np.testing.assert_array_equal(lifted.signal_P, [True, bool(loop[1][1]), False, False])
-    eager = module.normalise(rewards, valid, index, over=over)
-    np.testing.assert_allclose(lifted.advantage_PM, eager.advantage_PM, rtol=1e-6)
+    np.testing.assert_allclose(lifted, jnp.stack([advantage for advantage, _ in loop]), rtol=1e-6)
+    np.testing.assert_array_equal(signal, [True, bool(loop[1][1]), False, False])
+    eager, _ = module.normalise(rewards, valid, index, advantage=ADVANTAGES[over], eps=1e-4)
+    np.testing.assert_allclose(lifted, eager, rtol=1e-6)
 
 
-def test_unknown_statistics_are_refused_with_the_valid_names():
-    with pytest.raises(ValueError, match=r"'batch'.*kept, all"):
-        lookup_advantage("batch")
-    with pytest.raises(ValueError, match=r"'batch'"):
-        partial(group_advantage, over="batch")(jnp.zeros(2), ones(2), jnp.array([0]))
+def leave_one_out(rewards_N, valid_N, index_M, *, eps, scale=1.0):
+    """An own advantage that says nothing of empty slots and signal."""
+    kept_M = rewards_N[index_M]
+    return scale * (kept_M - (kept_M.sum() - kept_M) / (kept_M.size - 1)), kept_M.max() > kept_M.min()
+
+
+def test_an_advantage_of_ones_own_is_zero_in_empty_slots_and_without_signal():
+    rewards = jnp.array([0.0, 1, 2, 5])
+    advantage, signal = module.group_advantage(rewards, ones(4), jnp.array([1, 3]), advantage=leave_one_out, eps=0.0)
+    np.testing.assert_array_equal(advantage, [-4, 4])
+    assert signal
+    advantage, _ = module.group_advantage(rewards, ones(4), jnp.array([1, 3, -1]), advantage=leave_one_out, eps=0.0)
+    assert advantage[2] == 0
+    advantage, signal = module.group_advantage(jnp.ones(4), ones(4), jnp.array([1, 3]), advantage=leave_one_out, eps=0.0)
+    np.testing.assert_array_equal(advantage, 0)
+    assert not signal
+
+
+def test_an_unknown_advantage_is_refused_with_the_valid_names():
+    with pytest.raises(ValueError, match=r"advantage.over='batch'.*kept, all, module:function"):
+        find_advantage("batch")

@@ -12,11 +12,22 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import jaxtyped
 
 from pods_jax.algorithm import selection
-from pods_jax.algorithm.selection import RULES, lookup_rule, max_variance, percentile
+from pods_jax.algorithm.keeping import reward_metrics
+from pods_jax.algorithm.selection import RULES, Ranked, find_rule
+from pods_jax.types import Group
 
-select = jax.jit(jaxtyped(typechecker=beartype)(selection.select), static_argnames=("rule", "m", "ties"))
+checked_select = jax.jit(jaxtyped(typechecker=beartype)(selection.select), static_argnames=("rule", "m", "ties"))
 take_kept = jaxtyped(typechecker=beartype)(selection.take_kept)
-CHECKED = {name: jaxtyped(typechecker=beartype)(rule) for name, rule in RULES.items()}
+checked_choose = jaxtyped(typechecker=beartype)(selection.choose)
+
+
+def select(rewards, valid, key, *, rule, **numbers):
+    return checked_select(Group(rewards, valid), key, rule=RULES[rule], **numbers)
+
+
+def chosen(rule, rewards, valid, key, **numbers):
+    return checked_choose(Group(rewards, valid), key, rule=RULES[rule], **numbers)
+
 
 KEY = jax.random.key(7)
 ROWS = 48
@@ -28,7 +39,7 @@ def every_m(n):
 
     @jax.jit
     def run(rewards, valid, keys):
-        return [jax.vmap(partial(max_variance, m=m, ties="index"))(rewards, valid, keys) for m in range(1, n + 1)]
+        return [jax.vmap(partial(chosen, "max_variance", m=m, ties="index"))(rewards, valid, keys) for m in range(1, n + 1)]
 
     return lambda rewards, valid: [
         np.asarray(index)
@@ -129,7 +140,7 @@ def test_max_variance_keeps_half_correct_of_128_for_every_count_of_correct_answe
     n, m, counts = 128, 32, np.arange(129)
     rewards = np.random.default_rng(0).permuted((np.arange(n) < counts[:, None]).astype(np.float32), axis=1)
     keys = jax.random.split(KEY, len(counts))
-    index = jax.jit(jax.vmap(partial(max_variance, m=m, ties=ties)))(rewards, np.ones(rewards.shape, bool), keys)
+    index = jax.jit(jax.vmap(partial(chosen, "max_variance", m=m, ties=ties)))(rewards, np.ones(rewards.shape, bool), keys)
     correct = np.take_along_axis(rewards, np.asarray(index), axis=1).sum(1)
     np.testing.assert_array_equal(correct, np.clip(m // 2, m - (n - counts), counts))
 
@@ -146,7 +157,7 @@ def test_binary_rewards_keep_half_correct_or_as_near_as_the_counts_allow(every_m
 
 def test_percentile_holds_the_midpoint_quantiles():
     rewards = jnp.array([5, 0, 3, 1, 7, 2, 6, 4], jnp.float32)
-    choose = jax.jit(partial(percentile, rewards, jnp.ones(8, bool), KEY), static_argnames="m")
+    choose = jax.jit(partial(chosen, "percentile", rewards, jnp.ones(8, bool), KEY), static_argnames="m")
     np.testing.assert_array_equal(rewards[choose(m=4)], [1, 3, 5, 7])
     np.testing.assert_array_equal(rewards[choose(m=1)], [4])
     np.testing.assert_array_equal(rewards[choose(m=8)], np.arange(8))
@@ -155,19 +166,19 @@ def test_percentile_holds_the_midpoint_quantiles():
 
 def test_max_reward_keeps_the_highest_best_first():
     rewards, valid = jnp.array([2, jnp.nan, 9, 4, jnp.inf, 7.0]), jnp.array([1, 1, 0, 1, 1, 1], bool)
-    np.testing.assert_array_equal(RULES["max_reward"](rewards, valid, KEY, m=2), [5, 3])
-    np.testing.assert_array_equal(RULES["max_reward"](rewards, valid, KEY, m=5), [5, 3, 0, -1, -1])
+    np.testing.assert_array_equal(chosen("max_reward", rewards, valid, KEY, m=2), [5, 3])
+    np.testing.assert_array_equal(chosen("max_reward", rewards, valid, KEY, m=5), [5, 3, 0, -1, -1])
 
 
 def test_all_keeps_every_eligible_rollout_whatever_m():
     rewards, valid = jnp.array([2, jnp.nan, 9, 4.0]), jnp.array([1, 1, 0, 1], bool)
     for m in (1, 4):
-        np.testing.assert_array_equal(RULES["all"](rewards, valid, KEY, m=m), [0, 3, -1, -1])
+        np.testing.assert_array_equal(chosen("all", rewards, valid, KEY, m=m), [0, 3, -1, -1])
 
 
 def test_max_variance_keeps_an_extreme_of_each_side():
     rewards = jnp.array([0.3, 0.9, 0.2, 0.95, 0.5, 0.55])
-    index = max_variance(rewards, jnp.ones(6, bool), KEY, m=4)
+    index = chosen("max_variance", rewards, jnp.ones(6, bool), KEY, m=4)
     np.testing.assert_array_equal(index, [2, 0, 1, 3])
 
 
@@ -187,14 +198,14 @@ def mixed_groups():
 @pytest.mark.parametrize("ties", ["random", "index"])
 def test_kept_rollouts_are_distinct_and_eligible_and_slots_are_empty_only_when_short(rule, ties):
     rewards, valid = mixed_groups()
-    selected = select(rewards, valid, KEY, rule=rule, m=5, ties=ties)
+    index_PM = select(rewards, valid, KEY, rule=rule, m=5, ties=ties)
     eligible = np.asarray(valid) & np.isfinite(np.asarray(rewards))
     assert eligible.sum(1).min() == 0
     assert eligible.sum(1).max() > 5
-    assert selected.index_PM.dtype == jnp.int32
+    assert index_PM.dtype == jnp.int32
     slots = 11 if rule == "all" else 5
-    assert selected.index_PM.shape == (13, slots)
-    for index, ok in zip(np.asarray(selected.index_PM), eligible, strict=True):
+    assert index_PM.shape == (13, slots)
+    for index, ok in zip(np.asarray(index_PM), eligible, strict=True):
         kept = min(slots, ok.sum())
         assert (index[kept:] == -1).all()
         assert len(set(index[:kept])) == kept
@@ -204,9 +215,9 @@ def test_kept_rollouts_are_distinct_and_eligible_and_slots_are_empty_only_when_s
 @pytest.mark.parametrize("rule", RULES)
 def test_jit_equals_eager_and_vmap_equals_loop(rule):
     rewards, valid = mixed_groups()
-    whole = select(rewards, valid, KEY, rule=rule, m=3).index_PM
-    np.testing.assert_array_equal(whole, selection.select(rewards, valid, KEY, rule=rule, m=3).index_PM)
-    one = jax.jit(partial(CHECKED[rule], m=3))
+    whole = select(rewards, valid, KEY, rule=rule, m=3)
+    np.testing.assert_array_equal(whole, selection.select(Group(rewards, valid), KEY, rule=RULES[rule], m=3))
+    one = jax.jit(partial(chosen, rule, m=3))
     loop = [one(rewards[p], valid[p], jax.random.fold_in(KEY, p)) for p in range(13)]
     np.testing.assert_array_equal(whole, jnp.stack(loop))
 
@@ -216,7 +227,7 @@ def test_choice_is_a_function_of_the_key(rule):
     rewards, valid = jnp.ones((40, 9)), jnp.ones((40, 9), bool)
 
     def choose(key):
-        return select(rewards, valid, key, rule=rule, m=3).index_PM
+        return select(rewards, valid, key, rule=rule, m=3)
 
     np.testing.assert_array_equal(choose(KEY), choose(KEY))
     if rule == "all":
@@ -231,7 +242,7 @@ def test_kept_rewards_do_not_depend_on_the_order_of_rollouts(rule):
     order = np.random.default_rng(5).permutation(11)
     kept = []
     for r, v in ((rewards, valid), (rewards[:, order], valid[:, order])):
-        index = np.asarray(select(r, v, KEY, rule=rule, m=4, ties="index").index_PM)
+        index = np.asarray(select(r, v, KEY, rule=rule, m=4, ties="index"))
         kept.append(np.sort(np.where(index >= 0, np.take_along_axis(np.asarray(r), index.clip(0), axis=1), 99), axis=1))
     np.testing.assert_array_equal(*kept)
 
@@ -239,14 +250,14 @@ def test_kept_rewards_do_not_depend_on_the_order_of_rollouts(rule):
 @pytest.mark.parametrize("rule", ["max_variance", "percentile", "max_reward"])
 def test_ties_by_index_do_not_look_at_the_key(rule):
     rewards, valid = mixed_groups()
-    a, b = (select(rewards, valid, jax.random.key(seed), rule=rule, m=4, ties="index").index_PM for seed in (1, 2))
+    a, b = (select(rewards, valid, jax.random.key(seed), rule=rule, m=4, ties="index") for seed in (1, 2))
     np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "all"])
 def test_equal_rewards_give_every_subset_alike(rule):
     draws = 6000
-    index = select(jnp.ones((draws, 6)), jnp.ones((draws, 6), bool), KEY, rule=rule, m=2).index_PM
+    index = select(jnp.ones((draws, 6)), jnp.ones((draws, 6), bool), KEY, rule=rule, m=2)
     seen = np.bincount(np.sort(np.asarray(index), axis=1) @ [6, 1], minlength=36)
     expected = draws / 15
     assert np.count_nonzero(seen) == 15
@@ -255,7 +266,7 @@ def test_equal_rewards_give_every_subset_alike(rule):
 
 def test_binary_rewards_give_every_correct_and_every_wrong_rollout_the_same_chance():
     draws, rewards = 6000, jnp.array([0, 1, 0, 1, 1, 0, 0.0])
-    index = select(jnp.tile(rewards, (draws, 1)), jnp.ones((draws, 7), bool), KEY, rule="max_variance", m=4).index_PM
+    index = select(jnp.tile(rewards, (draws, 1)), jnp.ones((draws, 7), bool), KEY, rule="max_variance", m=4)
     seen = np.bincount(np.asarray(index).ravel(), minlength=7)
     for side, limit in ((rewards == 1, 13.8), (rewards == 0, 16.3)):  # 99.9 % of chi-square, 2 and 3 degrees of freedom
         expected = 2 * draws / side.sum()
@@ -265,7 +276,7 @@ def test_binary_rewards_give_every_correct_and_every_wrong_rollout_the_same_chan
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("m", [0, 4, -1])
 def test_impossible_m_is_refused_with_both_numbers(rule, m):
-    call = partial(RULES[rule], jnp.zeros(3), jnp.ones(3, bool), KEY, m=m)
+    call = partial(chosen, rule, jnp.zeros(3), jnp.ones(3, bool), KEY, m=m)
     if rule == "all":
         assert call().shape == (3,)
     else:
@@ -276,32 +287,83 @@ def test_impossible_m_is_refused_with_both_numbers(rule, m):
 @pytest.mark.parametrize("rule", RULES)
 def test_unknown_ties_are_refused_with_the_valid_names(rule):
     with pytest.raises(ValueError, match=r"'completion'.*random, index"):
-        RULES[rule](jnp.zeros(3), jnp.ones(3, bool), KEY, m=2, ties="completion")
+        chosen(rule, jnp.zeros(3), jnp.ones(3, bool), KEY, m=2, ties="completion")
 
 
 def test_unknown_rule_is_refused_with_the_valid_names():
-    with pytest.raises(ValueError, match=r"'max_varience'.*max_variance, random, percentile, max_reward, all"):
-        lookup_rule("max_varience")
+    with pytest.raises(
+        ValueError, match=r"'max_varience'.*mean 'max_variance'.*max_variance, random, percentile, max_reward, all"
+    ):
+        find_rule("max_varience")
 
 
 # The lifted form.
+
+
+def variances(rewards, valid, index):
+    """Variance of all and of the kept rewards, group by group."""
+    groups = [Group(rewards[p : p + 1], valid[p : p + 1]) for p in range(len(rewards))]
+    metrics = [reward_metrics(group, index[p : p + 1]) for p, group in enumerate(groups)]
+    return [[float(m[f"selection/variance_{name}"]) for m in metrics] for name in ("all", "kept")]
 
 
 def test_variances_are_those_of_numpy_even_far_from_zero():
     rng = np.random.default_rng(2)
     rewards = (1e4 + GRID * rng.integers(-3, 4, size=(5, 17))).astype(np.float32)
     valid = rng.random((5, 17)) < 0.8
-    selected = select(jnp.asarray(rewards), jnp.asarray(valid), KEY, rule="max_variance", m=6)
+    index = select(jnp.asarray(rewards), jnp.asarray(valid), KEY, rule="max_variance", m=6)
+    of_all, of_kept = variances(jnp.asarray(rewards), jnp.asarray(valid), index)
     exact = rewards.astype(np.float64)
-    np.testing.assert_allclose(selected.variance_all_P, [r[v].var() for r, v in zip(exact, valid, strict=True)], rtol=1e-5)
-    index = np.asarray(selected.index_PM)
-    np.testing.assert_allclose(selected.variance_kept_P, np.take_along_axis(exact, index, 1).var(1), rtol=1e-5)
+    np.testing.assert_allclose(of_all, [r[v].var() for r, v in zip(exact, valid, strict=True)], rtol=1e-5)
+    np.testing.assert_allclose(of_kept, np.take_along_axis(exact, np.asarray(index), 1).var(1), rtol=1e-5)
 
 
 def test_variances_of_groups_without_eligible_rollouts_are_zero():
-    selected = select(jnp.full((2, 3), jnp.nan), jnp.ones((2, 3), bool), KEY, rule="max_variance", m=2)
-    np.testing.assert_array_equal(selected.variance_all_P, 0)
-    np.testing.assert_array_equal(selected.variance_kept_P, 0)
+    rewards, valid = jnp.full((2, 3), jnp.nan), jnp.ones((2, 3), bool)
+    of_all, of_kept = variances(rewards, valid, select(rewards, valid, KEY, rule="max_variance", m=2))
+    np.testing.assert_array_equal(of_all, 0)
+    np.testing.assert_array_equal(of_kept, 0)
+
+
+# Own rules.
+
+
+def longest(group, key, *, m, tie_weight=0.0):
+    del key
+    return jnp.argsort(-(group.length_N + tie_weight * group.parts["correct"]))[:m]
+
+
+def test_a_rule_of_ones_own_sees_the_whole_group():
+    groups = Group(
+        jnp.zeros((2, 4)), jnp.ones((2, 4), bool), {"correct": jnp.array([[0, 1, 0, 0.0], [0, 0, 0, 1]])},
+        length_N=jnp.array([[3, 9, 5, 9], [1, 2, 3, 4]]),
+    )  # fmt: skip
+    np.testing.assert_array_equal(selection.select(groups, KEY, rule=longest, m=2), [[1, 3], [3, 2]])
+    weighted = partial(longest, tie_weight=-9.0)
+    np.testing.assert_array_equal(selection.select(groups, KEY, rule=weighted, m=2), [[3, 2], [2, 1]])
+
+
+def test_what_a_rule_of_ones_own_may_not_keep_is_an_empty_slot():
+    def careless(group, key, *, m):
+        return jnp.array([2, 0, 2, 7, -1, 1])
+
+    group = Group(jnp.array([1.0, jnp.nan, 3.0, 4.0]), jnp.array([1, 1, 1, 0], bool))
+    with pytest.raises(ValueError, match=r"n=4 rollouts cannot supply m=6"):
+        selection.choose(group, KEY, rule=careless, m=6)
+    wide = Group(jnp.pad(group.rewards_N, (0, 2)), jnp.pad(group.valid_N, (0, 2)))
+    np.testing.assert_array_equal(selection.choose(wide, KEY, rule=careless, m=6), [2, 0, -1, -1, -1, -1])
+
+
+@pytest.mark.parametrize("wrong", [lambda group, key, *, m: jnp.zeros(m), lambda group, key, *, m: jnp.arange(m + 1)])
+def test_a_rule_of_ones_own_that_returns_no_m_integers_is_refused(wrong):
+    with pytest.raises(ValueError, match="expected 2 integers"):
+        selection.choose(Group(jnp.zeros(4), jnp.ones(4, bool)), KEY, rule=wrong, m=2)
+
+
+def test_a_ranked_rule_of_ones_own_is_sorted_by_what_it_asks_for():
+    lowest = Ranked(lambda ranks, *, m: ranks.index_N[:m], value=lambda group: jnp.asarray(group.length_N, jnp.float32))
+    group = Group(jnp.zeros(4), jnp.array([1, 1, 0, 1], bool), length_N=jnp.array([5, 2, 1, 3]))
+    np.testing.assert_array_equal(selection.choose(group, KEY, rule=lowest, m=4), [1, 3, 0, -1])
 
 
 def test_take_kept_follows_the_index_within_each_group():
@@ -314,7 +376,7 @@ def test_take_kept_follows_the_index_within_each_group():
 
 def test_max_variance_compiles_without_gather_loop_or_quadratic_array():
     n, m, groups = 97, 31, 3
-    rule = jax.vmap(partial(max_variance, m=m))
+    rule = jax.vmap(partial(chosen, "max_variance", m=m))
     arguments = jnp.zeros((groups, n)), jnp.ones((groups, n), bool), jax.random.split(KEY, groups)
     text = jax.jit(rule).lower(*arguments).as_text()
     assert "stablehlo.sort" in text
@@ -329,15 +391,15 @@ def test_selecting_needs_no_communication_when_groups_are_sharded():
     mesh = Mesh(np.array(jax.devices()), ("data",))
     sharding = NamedSharding(mesh, PartitionSpec("data"))
     rewards, valid = jax.random.normal(KEY, (16, 23)), jnp.ones((16, 23), bool)
-    run = jax.jit(partial(selection.select, rule="max_variance", m=7))
+    run = jax.jit(lambda rewards, valid, key: selection.select(Group(rewards, valid), key, rule=RULES["max_variance"], m=7))
     sharded = jax.device_put((rewards, valid), sharding)
     text = str(run.lower(*sharded, KEY).compile().as_text())
     assert "sort" in text
     for operation in ("all-gather", "all-reduce", "all-to-all", "collective-permute"):
         assert operation not in text
-    selected = run(*sharded, KEY)
-    assert selected.index_PM.sharding.is_equivalent_to(sharding, 2)
-    np.testing.assert_array_equal(selected.index_PM, run(rewards, valid, KEY).index_PM)
+    index_PM = run(*sharded, KEY)
+    assert index_PM.sharding.is_equivalent_to(sharding, 2)
+    np.testing.assert_array_equal(index_PM, run(rewards, valid, KEY))
 
 
 # The forms for different backends.
@@ -355,7 +417,7 @@ def forms():
     """Rule -> one compiled selection for each way of sorting, ties at random."""
 
     def choose(rule, sort, rewards, valid, key):
-        return selection.select(rewards, valid, key, rule=rule, m=4, sort=sort).index_PM
+        return selection.select(Group(rewards, valid), key, rule=RULES[rule], m=4, sort=sort)
 
     sorts = (selection.sort_pairs, selection.sort_joined)
     return {rule: [jax.jit(partial(choose, rule, sort)) for sort in sorts] for rule in RULES if rule != "all"}
@@ -382,7 +444,7 @@ def test_pairs_are_sorted_as_python_sorts_them(pairs):
 @pytest.mark.parametrize("sort", SORTS)
 def test_zeros_of_both_signs_tie_and_infinities_come_last(sort):
     rewards, valid = jnp.array([0.0, jnp.inf, -0.0, 0.0, -1.0, -jnp.inf, -0.0, 2.0]), jnp.ones(8, bool)
-    kept = partial(RULES["max_reward"], rewards, valid, sort=sort)
+    kept = partial(chosen, "max_reward", rewards, valid, sort=sort)
     np.testing.assert_array_equal(kept(KEY, m=8, ties="index"), [7, 0, 2, 3, 6, 4, -1, -1])
     orders = {tuple(np.asarray(kept(jax.random.key(seed), m=8))[1:5].tolist()) for seed in range(40)}
     assert len(orders) > 15
@@ -402,7 +464,8 @@ def test_both_ways_of_taking_agree_whatever_the_others_hold(dtype):
 @pytest.mark.parametrize("rule", RULES)
 def test_a_tpu_sorts_two_operands_and_gathers_nothing_and_a_cpu_sorts_one(rule):
     shapes = jax.ShapeDtypeStruct((16, 24), jnp.float32), jax.ShapeDtypeStruct((16, 24), jnp.bool_), KEY
-    traced = jax.jit(partial(selection.select, rule=rule, m=7)).trace(*shapes)
+    run = jax.jit(lambda rewards, valid, key: selection.select(Group(rewards, valid), key, rule=RULES[rule], m=7))
+    traced = run.trace(*shapes)
     tpu, cpu = (traced.lower(lowering_platforms=(platform,)).as_text() for platform in ("tpu", "cpu"))
     for operation in ("gather", "scatter", "dynamic_slice", "dot_general"):
         assert f"stablehlo.{operation}" not in tpu

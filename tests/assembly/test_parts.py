@@ -7,45 +7,53 @@ import jax
 import numpy as np
 import pytest
 
-from pods_jax.assembly.forecast import memory_plan
-from pods_jax.assembly.parts import make_engine, worthwhile_sizes
+from pods_jax.assembly.forecast import memory_lines
+from pods_jax.assembly.parts import engine_numbers, make_engine, worthwhile_rungs
 from pods_jax.assembly.policy import make_architecture
 from pods_jax.config.entries import Config
 from pods_jax.config.fields import ConfigError
-from pods_jax.config.sections import DataConfig, ModelConfig, RolloutConfig, SelectionConfig
+from pods_jax.config.sections import DataConfig, ModelConfig, RolloutConfig, SelectionConfig, TuningConfig
 from pods_jax.data.prompts import load_tokenizer
 from pods_jax.devices.sharding import make_mesh
 from pods_jax.models.families import read_spec
-from pods_jax.rollout.compaction import Rows, plan
+from pods_jax.rollout.compaction import Rows, fit_rows
 from pods_jax.rollout.sampling import sampling_params
 from pods_jax.types import PromptBatch
+
+
+def engine_of(config, architecture, mesh, completions):
+    of = (config.model, config.rollout, config.tuning, architecture, mesh, load_tokenizer(config.model.path), completions)
+    numbers = engine_numbers(*of, prompt_length=8, prompts=4)
+    return make_engine(architecture, mesh, config.model.compute_dtype, **numbers)
 
 
 @pytest.mark.parametrize(("n", "chunk"), [(6, 5), (6, 20), (16, 20)])
 def test_the_plan_holds_the_caches_while_they_grow_and_move(n, chunk, tiny_model):
     mesh = make_mesh((1, 1, 1), jax.devices()[:1])
-    rollout = RolloutConfig(n=n, max_completion_length=20, chunk=chunk, sizes=1)
+    rollout, tuning = RolloutConfig(n=n, max_completion_length=20), TuningConfig(cache_chunk=chunk, rollout_rungs=1)
     data = DataConfig(prompts_per_step=4, max_prompt_length=8)
-    config = Config(model=ModelConfig(path=str(tiny_model)), rollout=rollout, data=data, selection=SelectionConfig(m=2))
+    model = ModelConfig(path=str(tiny_model))
+    config = Config(model=model, rollout=rollout, tuning=tuning, data=data, selection=SelectionConfig(m=2))
     architecture = make_architecture(config.model, read_spec(tiny_model), mesh)
-    engine = make_engine(config.model, rollout, architecture, mesh, load_tokenizer(tiny_model), n, prompt_tokens=8, prompts=4)
+    engine = engine_of(config, architecture, mesh, n)
     prompts = PromptBatch(np.zeros((4, 8), np.int32), np.full(4, 8, np.int32))  # type: ignore[arg-type]
     sampling = sampling_params(temperature=1.0)
     key = jax.eval_shape(lambda: jax.random.key(0))
     params = architecture.shapes
-    state, shared = jax.eval_shape(engine.prefill, params, prompts, key, sampling, engine.eos_ids)
+    limit = jax.ShapeDtypeStruct((4, n), np.int32)
+    state, shared = jax.eval_shape(engine.prefill, params, prompts, key, sampling, engine.eos_ids, limit)
     held = [cached(state, shared)]
     for capacity in engine.capacities[1:]:
         grown = jax.eval_shape(engine.grow[capacity], params, state)
         held.append(cached(state, shared) + cached(grown))
         state = grown
     size = engine.row_sizes(4 * n)[0]
-    planned = plan(Rows.whole(4, n, 1), np.zeros((1, 4 * n), bool), rollouts=n, width=engine.width, size=size)
-    assert planned is not None
+    fit = fit_rows(Rows.whole(4, n, 1), np.zeros((1, 4 * n), bool), rollouts=n, width=engine.width, size=size)
+    assert fit is not None
     shrink = partial(engine.shrink, width=engine.width)
-    moved = jax.eval_shape(shrink, params, state, shared, planned[1])
+    moved = jax.eval_shape(shrink, params, state, shared, fit[1])
     held.append(cached(state, shared) + cached(*moved))
-    [printed] = re.findall(r"caches of the rollout ([\d.,]+) MiB", memory_plan(config, architecture, mesh, engine)[1])
+    [printed] = re.findall(r"caches of the rollout ([\d.,]+) MiB", memory_lines(config, architecture, mesh, engine)[1])
     assert float(printed) == pytest.approx(max(held) / 2**20, abs=0.05)
 
 
@@ -53,19 +61,18 @@ def test_the_plan_holds_the_caches_while_they_grow_and_move(n, chunk, tiny_model
 def test_lanes_are_what_the_run_asks_for_or_one_for_each_core(lanes, tiny_model, monkeypatch):
     monkeypatch.setattr("pods_jax.rollout.lanes.LANE_FLOPS", 1.0)
     mesh = make_mesh((1, 1, 1), jax.devices()[:1])
-    rollout = RolloutConfig(n=6, max_completion_length=20, lanes=lanes)
     architecture = make_architecture(ModelConfig(path=str(tiny_model)), read_spec(tiny_model), mesh)
-    args = (ModelConfig(path=str(tiny_model)), rollout, architecture, mesh, load_tokenizer(tiny_model), 6)
-    engine = make_engine(*args, prompt_tokens=8, prompts=4)
+    config = Config(model=ModelConfig(path=str(tiny_model)), tuning=TuningConfig(lanes=lanes))
+    engine = engine_of(config, architecture, mesh, 6)
     assert engine.lanes.most == (lanes or os.cpu_count())
 
 
 def test_lanes_on_several_devices_are_refused(tiny_model):
     mesh = make_mesh((2, 1, 1), jax.devices()[:2])
     architecture = make_architecture(ModelConfig(path=str(tiny_model)), read_spec(tiny_model), mesh)
-    rollout, tokenizer = RolloutConfig(lanes=3), load_tokenizer(tiny_model)
-    with pytest.raises(ConfigError, match=r"rollout.lanes=3 is for a single device; the mesh has 2"):
-        make_engine(ModelConfig(path=str(tiny_model)), rollout, architecture, mesh, tokenizer, 2, prompt_tokens=8, prompts=4)
+    config = Config(model=ModelConfig(path=str(tiny_model)), tuning=TuningConfig(lanes=3))
+    with pytest.raises(ConfigError, match=r"tuning.lanes=3 is for a single device; the mesh has 2"):
+        engine_of(config, architecture, mesh, 2)
 
 
 def cached(*holders):
@@ -75,8 +82,8 @@ def cached(*holders):
 def test_more_sizes_are_worth_compiling_the_longer_a_run_takes(tiny_model):
     mesh = make_mesh((1, 1, 1), jax.devices()[:1])
     architecture = make_architecture(ModelConfig(), read_spec(tiny_model), mesh)
-    sizes = [worthwhile_sizes(flops, architecture, mesh) for flops in (0, 1e12, 1e13, 1e14, 1e17)]
+    sizes = [worthwhile_rungs(flops, architecture, mesh) for flops in (0, 1e12, 1e13, 1e14, 1e17)]
     assert sizes == sorted(sizes)
     assert (sizes[0], sizes[-1]) == (0, 3)
     deeper = replace(architecture, spec=replace(architecture.spec, layers=64))
-    assert worthwhile_sizes(1e13, deeper, mesh) < worthwhile_sizes(1e13, architecture, mesh)
+    assert worthwhile_rungs(1e13, deeper, mesh) < worthwhile_rungs(1e13, architecture, mesh)

@@ -42,7 +42,7 @@ def test_the_architecture_fits_the_parameters(tiny_model):
     architecture, params = load_policy(ModelConfig(path=str(tiny_model)), mesh_of(1, 1, 1))
     tokens = jnp.arange(10, dtype=jnp.int32)[None]
     logits = nnx.merge(architecture.graph, params)(tokens)
-    scanned, _ = load_policy(ModelConfig(path=str(tiny_model), layers="scan"), mesh_of(1, 1, 1))
+    scanned, _ = load_policy(ModelConfig(path=str(tiny_model)), mesh_of(1, 1, 1), layers="scan")
     assert architecture.graph != scanned.graph
     np.testing.assert_allclose(nnx.merge(scanned.graph, params)(tokens), logits, rtol=1e-5, atol=1e-5)
     assert np.ptp(np.asarray(logits)) > 1
@@ -110,7 +110,7 @@ def test_nothing_is_copied_where_decoding_reads_the_same_parameters(tiny_model):
 def test_remat_and_the_layer_loop_are_part_of_the_graph(tiny_model):
     spec, mesh = read_spec(tiny_model), mesh_of(1, 1, 1)
     for remat in (False, True):
-        architecture = make_architecture(ModelConfig(layers="scan"), spec, mesh, remat=remat)
+        architecture = make_architecture(ModelConfig(), spec, mesh, layers="scan", remat=remat)
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), architecture.shapes)
         decoder = nnx.merge(architecture.graph, zeros)
         assert isinstance(decoder, Decoder)

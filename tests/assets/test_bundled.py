@@ -15,7 +15,7 @@ from pods_jax.config.sections import ModelConfig
 from pods_jax.data.arithmetic import TIMES_SHARE, load_problems
 from pods_jax.data.prompts import build_prompts, eos_ids, load_tokenizer
 from pods_jax.devices.sharding import make_mesh
-from pods_jax.evaluator import Evaluator, summarise
+from pods_jax.evaluator import Evaluator, accuracy_metrics
 from pods_jax.models.families import read_config
 from pods_jax.rewards.scoring import make_scorer
 from pods_jax.rollout.engine import RolloutEngine
@@ -82,6 +82,7 @@ def verdicts(name, temperature):
     problems = load_problems("held_out", count=PROBLEMS, seed=0, path=None, times_share=MODELS[name].times_share)
     prompts, _ = build_prompts(problems, tokenizer(name), max_length=64, over_long="error", system_prompt=None)
     evaluator = Evaluator(
+        name="accuracy",
         engine=engine(name),
         sampling=sampling_params(temperature=temperature),
         prompts=prompts,
@@ -135,12 +136,14 @@ def test_the_tokenizer_fills_the_vocabulary_and_ends_with_its_own_eos(name):
 @each_model
 def test_greedy_held_out_accuracy_leaves_room_for_reinforcement_learning(name):
     low, high = MODELS[name].greedy
-    assert low <= summarise([verdicts(name, 0.0)]).mean <= high
+    assert low <= accuracy_metrics("accuracy", [verdicts(name, 0.0)])["accuracy"] <= high
 
 
 @each_model
 def test_sampling_is_about_as_accurate_as_greedy_decoding(name):
-    assert summarise([verdicts(name, 1.0)]).mean == pytest.approx(summarise([verdicts(name, 0.0)]).mean, abs=0.12)
+    assert accuracy_metrics("accuracy", [verdicts(name, 1.0)])["accuracy"] == pytest.approx(
+        accuracy_metrics("accuracy", [verdicts(name, 0.0)])["accuracy"], abs=0.12
+    )
 
 
 @each_model

@@ -20,8 +20,8 @@ from pods_jax.config.sections import OptimizerConfig, RolloutConfig, SelectionCo
 
 # What every arm's run has otherwise than a training run of its own.
 COMMON = {
-    "rollout.sizes",
-    "update.sizes",
+    "tuning.rollout_rungs",
+    "tuning.update_rungs",
     "run.export",
     "run.dir",
     "log.progress",

@@ -66,11 +66,11 @@ def test_the_last_of_repeated_options_wins():
 
 
 def test_later_files_win_over_earlier_ones_and_options_over_all_files(write):
-    first = write("rollout: {n: 40, chunk: 3}\nselection: {m: 4}", "first.yaml")
+    first = write("rollout: {n: 40, top_k: 3}\nselection: {m: 4}", "first.yaml")
     second = write("rollout:\n  n: 50\nselection:\n", "second.yaml")
-    assert run("--config", first, "--config", second).rollout == RolloutConfig(n=50, chunk=3)
-    config = run("--rollout.chunk", "9", "--config", second, "--config", first)
-    assert (config.rollout, config.selection.m) == (RolloutConfig(n=40, chunk=9), 4)
+    assert run("--config", first, "--config", second).rollout == RolloutConfig(n=50, top_k=3)
+    config = run("--rollout.top_k", "9", "--config", second, "--config", first)
+    assert (config.rollout, config.selection.m) == (RolloutConfig(n=40, top_k=9), 4)
 
 
 def test_lists_are_read_from_commas_and_from_yaml(write):
@@ -120,7 +120,7 @@ def test_yaml_keys_may_be_dotted(write):
         (["--rollout.top_p", "1.5"], "rollout.top_p=1.5 must be: number above 0 and at most 1"),
         (["--loss.beta", "nan"], "loss.beta=nan must be: number at least 0"),
         (["--run.resume", "1"], "run.resume='1' must be: true or false"),
-        (["--selection.ties", "first"], "selection.ties='first' must be: one of random, index"),
+        (["--update.remat", "first"], "update.remat='first' must be: one of none, layer"),
         (["--reward.weights", "1,a"], "reward.weights=1.0,a must be: list of number, or null"),
         (["--rollout.n", "8", "--selection.m", "16"], "selection.m=16 cannot exceed rollout.n=8"),
         (["--run.steps"], "argument --run.steps: expected one argument"),

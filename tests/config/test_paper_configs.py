@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pods_jax.assembly.forecast import memory_plan
+from pods_jax.assembly.forecast import memory_lines
 from pods_jax.assembly.inputs import Inputs, make_verifier
 from pods_jax.assembly.parts import make_parts
 from pods_jax.assembly.policy import make_architecture, make_lora
@@ -20,12 +20,13 @@ from pods_jax.assets.tokenizer import write_tokenizer
 from pods_jax.config.command_line import config_difference, from_yaml
 from pods_jax.config.entries import Config, arithmetic, check_devices
 from pods_jax.data.prompts import load_tokenizer
-from pods_jax.devices.sharding import make_mesh, named_sharding
+from pods_jax.devices.sharding import group_shards, make_mesh, named_sharding
 from pods_jax.models.families import read_spec
-from pods_jax.models.lora import join, part
+from pods_jax.models.lora import join, split_adapters
 from pods_jax.rollout.programs import Stop
 from pods_jax.types import Problem, Prompt, PromptBatch, Rollouts
 from pods_jax.update.learner import abstract_state
+from pods_jax.update.microbatches import deal_rollouts, micro_batch_shape
 from pods_jax.update.optim import make_optimizer, make_schedule
 
 FOLDER = Path(__file__).parents[2] / "configs" / "paper"
@@ -227,22 +228,24 @@ def test_a_baseline_differs_in_rollouts_and_selection_alone(name):
 def test_all_programs_of_a_step_fit_together_as_shapes(name, folders):
     config, setting = read(name), SETTINGS[name]
     # As on an accelerator, where the layer loop is a scan.
-    config = replace(config, model=replace(config.model, path=str(folders / setting.model), layers="scan"))
+    config = replace(config, model=replace(config.model, path=str(folders / setting.model)))
     mesh = make_mesh(check_devices(config, setting.gpus), jax.devices()[: setting.gpus])
     spec, tokenizer = read_spec(folders / setting.model), load_tokenizer(folders / setting.model)
-    architecture = make_architecture(config.model, spec, mesh, remat=True, lora=make_lora(config.lora))
+    architecture = make_architecture(config.model, spec, mesh, layers="scan", remat=True, lora=make_lora(config.lora))
     prompt = Prompt(Problem("p", ({"role": "user", "content": "?"},), "18", "gsm8k", "number"), (1, 2))
     inputs = Inputs(Path(), mesh, Judge(), tokenizer, [prompt] * setting.prompts, [prompt], None)  # type: ignore[arg-type]
     before = sum(x.nbytes for x in jax.live_arrays())
     with jax.set_mesh(mesh):
         parts, _ = make_parts(config, inputs, architecture, None, None)  # type: ignore[arg-type]
-        trained, frozen = (architecture.shapes, None) if architecture.lora is None else part(architecture.shapes)
-        state = abstract_state(trained, optimizer=make_optimizer(config.optimizer, config.run.steps))
+        trained, frozen = (architecture.shapes, None) if architecture.lora is None else split_adapters(architecture.shapes)
+        state = abstract_state(trained, optimizer=make_optimizer(config.optimizer))
         prompts, rollouts = rolled_out(parts, join(trained, frozen), setting)
         kept = kept_of(parts, prompts, rollouts, setting)
+        deal, rate = deal_of(parts, setting), jax.ShapeDtypeStruct((), jnp.float32)
+        logp_ref = None
         if config.loss.beta > 0:
-            kept = replace(kept, logp_ref_PMC=jax.eval_shape(parts.learner.logp, frozen, kept))
-        after, metrics = jax.eval_shape(parts.learner.update, state, kept, frozen)
+            logp_ref = jax.eval_shape(parts.learner._reference_logp, frozen, kept, deal)
+        after, metrics = jax.eval_shape(parts.learner.update, state, kept, frozen, logp_ref, rate, deal)
     assert {x.shape for x in jax.tree.leaves(metrics)} == {()}
     assert described(after) == described(state)
     assert kept.tokens_PMC.shape == (setting.prompts, setting.m, setting.completion)
@@ -258,7 +261,16 @@ def test_all_programs_of_a_step_fit_together_as_shapes(name, folders):
         assert {x.dtype for x in jax.tree.leaves(frozen)} == {jnp.dtype(jnp.bfloat16)}
     shards = [math.prod(x.sharding.shard_shape(x.shape)) for x in jax.tree.leaves(architecture.shapes)]
     assert sum(shards) < 1.01 * count(architecture.shapes) / setting.gpus
-    assert f"{count(architecture.shapes):,} parameters" in memory_plan(config, architecture, mesh, parts.engine)[0]
+    assert f"{count(architecture.shapes):,} parameters" in memory_lines(config, architecture, mesh, parts.engine)[0]
+
+
+def deal_of(parts, setting):
+    """Shapes of the micro-batches that train everything."""
+    numbers = {"completion_length": setting.completion, "prompt_length": 512, "multiple": 8, "rungs": 0}
+    shape = micro_batch_shape(setting.prompts, setting.m, parts.learner.settings.micro_batch, group_shards())
+    lengths = np.full((setting.prompts, setting.m), setting.completion)
+    deal = deal_rollouts(lengths, np.ones(lengths.shape), **numbers, shape=shape, shards=group_shards())
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), deal)
 
 
 class Judge:
@@ -277,9 +289,9 @@ def rolled_out(parts, params, setting):
     engine, sampling, eos = parts.engine, parts.sampling, parts.engine.eos_ids
     shape = partial(jax.ShapeDtypeStruct, dtype=jnp.int32, sharding=named_sharding(parts.mesh, ("prompts",)))
     prompts = PromptBatch(shape((setting.prompts, 512)), shape((setting.prompts,)))  # type: ignore[arg-type]
-    weights = jax.eval_shape(engine._prepare, params)
+    weights = jax.eval_shape(engine.prepare, params)
     assert {x.dtype for x in jax.tree.leaves(weights)} == {jnp.dtype(jnp.bfloat16)}
-    state, shared = jax.eval_shape(engine.prefill, weights, prompts, KEY, sampling, eos)
+    state, shared = jax.eval_shape(engine.prefill, weights, prompts, KEY, sampling, eos, shape((setting.prompts, setting.n)))
     stop = Stop(np.int32(0), np.int32(0))  # type: ignore[arg-type]
     for capacity in engine.capacities:
         if capacity in engine.grow:
@@ -293,7 +305,8 @@ def kept_of(parts, prompts, rollouts, setting):
     scored = partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
     groups = (setting.prompts, setting.n)
     valid = jax.ShapeDtypeStruct(groups, jnp.bool_)
-    keep = partial(parts.keep, steps=setting.completion)
-    kept, selection, _ = jax.eval_shape(keep, prompts, rollouts, scored(groups), valid, scored((*groups, 3)), KEY)
-    assert selection.index_PM.shape == (setting.prompts, setting.m)
+    keep = partial(parts.keep, completion_length=setting.completion)
+    each = {name: scored(groups) for name in ("correct", "format", "tag_count")}
+    kept, _ = jax.eval_shape(keep, prompts, rollouts, scored(groups), each, valid, KEY)
+    assert kept.index_PM.shape == (setting.prompts, setting.m)
     return kept

@@ -1,10 +1,10 @@
 import pytest
 
-from pods_jax.devices.ladder import ladder, most_rungs
+from pods_jax.devices.ladder import ladder, ladder_length
 
 
 @pytest.mark.parametrize(
-    ("most", "multiple", "per_halving", "expected"),
+    ("most", "multiple", "rungs", "expected"),
     [
         (64, 1, 1, [8, 16, 32, 64]),
         (64, 1, 2, [8, 12, 16, 23, 32, 46, 64]),
@@ -14,6 +14,6 @@ from pods_jax.devices.ladder import ladder, most_rungs
         (64, 1, 0, [64]),
     ],
 )
-def test_sizes_are_few_and_end_with_the_whole(most, multiple, per_halving, expected):
-    assert ladder(most, multiple, per_halving) == expected
-    assert len(expected) <= most_rungs(per_halving)
+def test_sizes_are_few_and_end_with_the_whole(most, multiple, rungs, expected):
+    assert ladder(most, multiple, rungs) == expected
+    assert len(expected) <= ladder_length(rungs)

@@ -14,7 +14,7 @@ P, M, C, D, V = 2, 3, 11, 5, 17
 ROWS = P * M * C
 CHUNKS = [1, P * V, 2 * P * V + 5, P * M * V, 4 * P * M * V, 10 * P * M * V, 10**9]
 token_logp = jaxtyped(typechecker=beartype)(logprob.token_logp)
-compiled = jax.jit(token_logp, static_argnames=("chunk_logits", "shards"))
+compiled = jax.jit(token_logp, static_argnames=("logit_chunk", "shards"))
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +39,10 @@ def weighted(hidden, head, tokens, **options):
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 2.5])
-@pytest.mark.parametrize("chunk_logits", CHUNKS)
-def test_logp_and_entropy_equal_the_float64_softmax_for_any_chunk(data, chunk_logits, temperature):
+@pytest.mark.parametrize("logit_chunk", CHUNKS)
+def test_logp_and_entropy_equal_the_float64_softmax_for_any_chunk(data, logit_chunk, temperature):
     hidden, head, tokens = data
-    logp, entropy = compiled(hidden, head, tokens, temperature=jnp.float32(temperature), chunk_logits=chunk_logits)
+    logp, entropy = compiled(hidden, head, tokens, temperature=jnp.float32(temperature), logit_chunk=logit_chunk)
     probability = softmax64(hidden, head, temperature)
     chosen = np.take_along_axis(probability, np.asarray(tokens)[..., None], -1)[..., 0]
     np.testing.assert_allclose(logp, np.log(chosen), atol=1e-5)
@@ -51,10 +51,10 @@ def test_logp_and_entropy_equal_the_float64_softmax_for_any_chunk(data, chunk_lo
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-@pytest.mark.parametrize("chunk_logits", [1, 7 * P * V, 2 * P * M * V, 10**9])
-def test_gradient_equals_the_float64_one_and_entropy_carries_none(data, chunk_logits, temperature):
+@pytest.mark.parametrize("logit_chunk", [1, 7 * P * V, 2 * P * M * V, 10**9])
+def test_gradient_equals_the_float64_one_and_entropy_carries_none(data, logit_chunk, temperature):
     hidden, head, tokens = data
-    gradient = jax.jit(jax.grad(partial(weighted, temperature=jnp.float32(temperature), chunk_logits=chunk_logits), (0, 1)))
+    gradient = jax.jit(jax.grad(partial(weighted, temperature=jnp.float32(temperature), logit_chunk=logit_chunk), (0, 1)))
     hidden_gradient, head_gradient = gradient(hidden, head, tokens)
     residual = np.eye(V)[np.asarray(tokens)] - softmax64(hidden, head, temperature)
     by_logits = np.asarray(cotangent(), np.float64)[..., None] * residual / temperature
@@ -84,20 +84,20 @@ def largest_of_gradient(data, **options):
 
 @pytest.mark.parametrize("tokens", [1, 2, 5, 12])
 def test_no_array_of_forward_or_backward_holds_more_logits_than_a_chunk(data, tokens):
-    assert largest_of_gradient(data, chunk_logits=tokens * P * V) <= max(tokens * P * V, ROWS * D + P * M * D)
-    assert largest_of_gradient(data, chunk_logits=10**9) >= ROWS * V
+    assert largest_of_gradient(data, logit_chunk=tokens * P * V) <= max(tokens * P * V, ROWS * D + P * M * D)
+    assert largest_of_gradient(data, logit_chunk=10**9) >= ROWS * V
 
 
 def test_shards_share_the_chunk(data):
-    assert largest_of_gradient(data, chunk_logits=P * M * V, shards=4) > 3 * P * M * V
-    assert largest_of_gradient(data, chunk_logits=P * M * V, shards=1) < ROWS * V / 2
+    assert largest_of_gradient(data, logit_chunk=P * M * V, shards=4) > 3 * P * M * V
+    assert largest_of_gradient(data, logit_chunk=P * M * V, shards=1) < ROWS * V / 2
 
 
-@pytest.mark.parametrize("chunk_logits", CHUNKS)
-def test_chunks_cover_the_tokens_without_an_empty_one(data, chunk_logits):
-    jaxpr = jax.make_jaxpr(partial(token_logp, temperature=jnp.float32(1.0), chunk_logits=chunk_logits))(*data)
+@pytest.mark.parametrize("logit_chunk", CHUNKS)
+def test_chunks_cover_the_tokens_without_an_empty_one(data, logit_chunk):
+    jaxpr = jax.make_jaxpr(partial(token_logp, temperature=jnp.float32(1.0), logit_chunk=logit_chunk))(*data)
     (scan,) = (equation for equation in jaxpr.jaxpr.eqns if equation.primitive.name == "scan")
-    most = max(1, min(M * C, chunk_logits // (P * V)))
+    most = max(1, min(M * C, logit_chunk // (P * V)))
     assert ceil(M * C / most) - 1 <= scan.params["length"] <= ceil(M * C / most)
 
 
@@ -105,11 +105,11 @@ QWEN_VOCABULARY, WIDTH, CHUNK_LOGITS = 151_936, 64, 1 << 22
 MIB = 2**20
 
 
-def temporary_bytes(prompts, kept, steps, chunk_logits=CHUNK_LOGITS):
+def temporary_bytes(prompts, kept, steps, logit_chunk=CHUNK_LOGITS):
     """Temporaries of value and gradient, by the compiler's own plan; nothing runs."""
 
     def value(hidden, head, tokens, cotangent):
-        logp, entropy = token_logp(hidden, head, tokens, temperature=jnp.float32(1.0), chunk_logits=chunk_logits)
+        logp, entropy = token_logp(hidden, head, tokens, temperature=jnp.float32(1.0), logit_chunk=logit_chunk)
         return jnp.sum(logp * cotangent), entropy
 
     shape, kind = (prompts, kept, steps), jax.ShapeDtypeStruct
@@ -144,7 +144,7 @@ def test_memory_of_scoring_follows_the_chunk():
 def test_bfloat16_hidden_states_give_float32_results_near_the_exact_ones(data):
     hidden, head, tokens = data
     logp, entropy = compiled(
-        hidden.astype(jnp.bfloat16), head.astype(jnp.bfloat16), tokens, temperature=jnp.float32(1.0), chunk_logits=P * M * V
+        hidden.astype(jnp.bfloat16), head.astype(jnp.bfloat16), tokens, temperature=jnp.float32(1.0), logit_chunk=P * M * V
     )
     exact = softmax64(hidden.astype(jnp.bfloat16), head.astype(jnp.bfloat16), 1.0)
     chosen = np.take_along_axis(exact, np.asarray(tokens)[..., None], -1)[..., 0]

@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from pods_jax.models.decoder import Decoder
-from pods_jax.models.lora import PROJECTIONS, A, B, LoraSpec, initial_adapters, join, merge, part, project
+from pods_jax.models.lora import PROJECTIONS, A, B, LoraSpec, initial_adapters, join, merge, project, split_adapters
 from pods_jax.models.spec import DecoderSpec
 from pods_jax.rollout.engine import RolloutEngine
 from pods_jax.rollout.sampling import sampling_params
@@ -105,7 +105,7 @@ def test_new_adapters_leave_the_logits_as_they_were():
 def test_merged_weights_compute_what_base_and_adapters_do(targets):
     lora = replace(EVERYWHERE, targets=targets)
     params = parameters(lora)
-    trained, frozen = part(params)
+    trained, frozen = split_adapters(params)
     assert set(trained["layers"]) == {name + suffix for name in targets for suffix in (A, B)}
     assert_trees_identical(frozen, parameters(None))
     merged = merge(params, lora.scale)
@@ -118,7 +118,7 @@ def test_merged_weights_compute_what_base_and_adapters_do(targets):
 
 def test_joining_undoes_parting():
     params = parameters(EVERYWHERE)
-    trained, frozen = part(params)
+    trained, frozen = split_adapters(params)
     assert_trees_identical(join(trained, frozen), params)
     assert len(jax.tree.leaves(trained)) == 14
     assert not set(map(id, jax.tree.leaves(trained))) & set(map(id, jax.tree.leaves(frozen)))
@@ -126,7 +126,7 @@ def test_joining_undoes_parting():
 
 def test_without_adapters_everything_is_trained_and_merging_changes_nothing():
     base = parameters(None)
-    trained, frozen = part(base)
+    trained, frozen = split_adapters(base)
     assert_trees_identical(trained, base)
     assert frozen == {}
     assert_trees_identical(join(trained, frozen), base)
@@ -136,7 +136,7 @@ def test_without_adapters_everything_is_trained_and_merging_changes_nothing():
 
 def test_a_bfloat16_base_is_merged_in_float32_and_stays_bfloat16():
     params = parameters(EVERYWHERE)
-    trained, frozen = part(params)
+    trained, frozen = split_adapters(params)
     frozen = jax.tree.map(lambda x: x.astype(jnp.bfloat16), frozen)
     merged = merge(join(trained, frozen), 0.5)
     exact = merge(join(trained, jax.tree.map(lambda x: x.astype(jnp.float32), frozen)), 0.5)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from pods_jax.algorithm.losses import lookup_loss
+from pods_jax.algorithm.losses import LOSSES, Numbers, evaluate_loss
 from pods_jax.assembly.policy import load_policy
 from pods_jax.config.sections import ModelConfig
 from pods_jax.data.prompts import build_prompts, eos_ids, load_tokenizer, pad_prompts
@@ -148,12 +148,20 @@ def test_the_end_token_is_kept_and_trained_though_it_is_the_padding_token(greedy
     assert ended_P.any()
     tokens_PC, length_P = greedy.tokens_PNC[:, 0], greedy.length_PN[:, 0]
     assert (np.take_along_axis(tokens_PC, length_P[:, None] - 1, axis=1)[ended_P] == tokenizer.eos_token_id).all()
-    loss, one_PM = lookup_loss("grpo"), np.ones_like(greedy.length_PN, np.float32)
+    loss, one_PM = LOSSES["grpo"], jnp.ones(greedy.length_PN.shape)
 
     def value(logp):
-        numbers = {"clip_low": 0.2, "clip_high": 0.2, "beta": 0.0, "logp_ref_PMC": None}
-        normaliser = loss.normaliser(greedy.length_PN, jnp.asarray(one_PM))
-        return loss.value(logp, greedy.logp_PNC, one_PM, greedy.length_PN, one_PM, normaliser=normaliser, **numbers)[0]
+        return evaluate_loss(
+            loss,
+            Numbers(),
+            logp_PMC=logp,
+            logp_old_PMC=greedy.logp_PNC,
+            entropy_PMC=jnp.zeros_like(logp),
+            advantage_PM=one_PM,
+            length_PM=greedy.length_PN,
+            weight_PM=one_PM,
+            normaliser=loss.averaging.normaliser(greedy.length_PN, one_PM),
+        )[0]
 
     gradient = np.asarray(jax.grad(value)(jnp.asarray(greedy.logp_PNC)))
     np.testing.assert_array_equal(gradient != 0, np.arange(NEW_TOKENS)[None, None] < greedy.length_PN[..., None])

@@ -10,7 +10,7 @@ from pods_jax.rollout.compaction import (
     Rows,
     bring_home,
     default_width,
-    plan,
+    fit_rows,
     row_sizes,
     take_each,
     take_rows,
@@ -57,8 +57,8 @@ def test_every_running_row_is_taken_once_beside_others_of_its_prompt(batch):
         runs_SR = (rows.home_SR != NOWHERE) & np.take_along_axis(running_SR, at_home_SR, axis=1)
         needed = max(tiled_rows(home_R[runs_R], width) for home_R, runs_R in zip(rows.home_SR, runs_SR, strict=True))
         if needed:
-            assert plan(rows, runs_SR, rollouts=ROLLOUTS, width=width, size=needed - width) is None
-        planned = plan(rows, runs_SR, rollouts=ROLLOUTS, width=width, size=max(needed, width))
+            assert fit_rows(rows, runs_SR, rollouts=ROLLOUTS, width=width, size=needed - width) is None
+        planned = fit_rows(rows, runs_SR, rollouts=ROLLOUTS, width=width, size=max(needed, width))
         assert planned is not None
         moved, move = planned
         for shard in range(2):
@@ -82,7 +82,7 @@ def test_rows_move_within_their_shard_and_come_home():
     values = jnp.arange(4 * ROLLOUTS * 7).reshape(4, ROLLOUTS, 7)  # two shards of two prompts
     running_SR = np.zeros((2, 2 * ROLLOUTS), bool)
     running_SR[0, [1, 6, 8]] = running_SR[1, [0, 9]] = True
-    planned = plan(Rows.whole(4, ROLLOUTS, 2), running_SR, rollouts=ROLLOUTS, width=2, size=4)
+    planned = fit_rows(Rows.whole(4, ROLLOUTS, 2), running_SR, rollouts=ROLLOUTS, width=2, size=4)
     assert planned is not None
     rows, move = planned
     np.testing.assert_array_equal(rows.home_SR, [[1, NOWHERE, 6, 8], [0, NOWHERE, 9, NOWHERE]])
@@ -103,8 +103,8 @@ def test_rows_that_do_not_fit_are_left_where_they_are():
     running_SR = np.zeros((1, 2 * ROLLOUTS), bool)
     running_SR[0, [0, 9]] = True  # two prompts need a tile each
     rows = Rows.whole(2, ROLLOUTS, 1)
-    assert plan(rows, running_SR, rollouts=ROLLOUTS, width=2, size=2) is None
-    assert plan(rows, running_SR, rollouts=ROLLOUTS, width=1, size=2) is not None
+    assert fit_rows(rows, running_SR, rollouts=ROLLOUTS, width=2, size=2) is None
+    assert fit_rows(rows, running_SR, rollouts=ROLLOUTS, width=1, size=2) is not None
 
 
 def test_long_prompts_are_shared_by_more_rows():

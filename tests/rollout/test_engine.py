@@ -16,7 +16,7 @@ from pods_jax.models.attention import decode_form
 from pods_jax.models.decoder import Decoder
 from pods_jax.models.logprob import token_logp
 from pods_jax.models.spec import DecoderSpec
-from pods_jax.rollout.compaction import Rows, plan
+from pods_jax.rollout.compaction import Rows, fit_rows
 from pods_jax.rollout.engine import RolloutEngine
 from pods_jax.rollout.lanes import Lanes, default_lanes
 from pods_jax.rollout.programs import MAX_EOS_IDS, Stop, eos_array, rollout_keys
@@ -50,7 +50,7 @@ def decoder_params():
 
 
 @cache
-def make_engine(*, n=N, chunk=7, unroll=True, form="rows", shape=None, width=1, shrink_steps=2, lanes=1):
+def make_engine(*, n=N, chunk=7, unroll=True, form="rows", shape=None, width=1, rungs=2, lanes=1):
     """Engine without an end of sequence; one for each set of compiled programs, shared by all tests."""
     graph, _ = graph_and_params(unroll=unroll, form=form)
     gather = jax.jit(lambda params: params, out_shardings=shardings(shape, ROLLOUT_TABLE)) if shape else lambda params: params
@@ -61,7 +61,7 @@ def make_engine(*, n=N, chunk=7, unroll=True, form="rows", shape=None, width=1, 
         chunk=chunk,
         eos_ids=NEVER,
         width=width,
-        shrink_steps=shrink_steps,
+        rungs=rungs,
         lanes=Lanes(lanes),
         prepare=gather,
     )
@@ -74,6 +74,10 @@ def shardings(shape, *table):
         return named_sharding(make_mesh(shape), variable.get_metadata()["axes"], *table)
 
     return nnx.to_pure_dict(jax.tree.map(sharding, state, is_leaf=lambda x: isinstance(x, nnx.Variable)))
+
+
+def full_limit():
+    return jnp.full((P, N), C, jnp.int32)
 
 
 def with_eos(engine, ids):
@@ -124,7 +128,7 @@ def test_rollouts_run_to_the_limit_without_an_end(free):
 
 
 def test_the_first_of_several_eos_ids_ends_a_completion_and_belongs_to_it(free, eos_ids):
-    rollouts = generate(with_eos(make_engine(shrink_steps=0), eos_ids))
+    rollouts = generate(with_eos(make_engine(rungs=0), eos_ids))
     tokens, logp, length, finished = ended(free, eos_ids)
     assert 1 in length
     assert C in length[finished]
@@ -153,7 +157,7 @@ def test_decoding_stops_as_soon_as_every_rollout_has_ended(position):
     free = generate(make_engine(), **GREEDY)
     ids = sorted({int(token) for token in free.tokens_PNC[:, :, position].flat})
     longest = int(ended(free, ids)[2].max())
-    engine, calls = recorded(with_eos(make_engine(shrink_steps=0), ids))
+    engine, calls = recorded(with_eos(make_engine(rungs=0), ids))
     rollouts = generate(engine, **GREEDY)
     assert rollouts.finished_PN.all()
     assert rollouts.length_PN.max() == longest <= position + 1
@@ -179,7 +183,7 @@ def learner():
         decoder = nnx.merge(graph, params)
         hidden = decoder.group_hidden(PROMPTS.tokens_PL, PROMPTS.length_P, tokens)
         divisor = effective_temperature(temperature)
-        return token_logp(hidden, decoder.head_DV(), tokens, temperature=divisor, chunk_logits=4 * P * N * V)[0]
+        return token_logp(hidden, decoder.head_DV(), tokens, temperature=divisor, logit_chunk=4 * P * N * V)[0]
 
     return lambda tokens, temperature: np.asarray(score(params, tokens, np.float32(temperature)))
 
@@ -290,7 +294,7 @@ def test_a_batch_that_shrinks_changes_no_token(width, most, free):
 
 
 def test_a_batch_that_may_not_shrink_decodes_every_row_to_the_end(eos_ids, free):
-    rollouts = generate(make_engine(shrink_steps=0), limit_PN=jnp.asarray(LIMITS))
+    rollouts = generate(make_engine(rungs=0), limit_PN=jnp.asarray(LIMITS))
     assert rollouts.decoded_rows == P * N * (C - 1)
     np.testing.assert_array_equal(rollouts.tokens_PNC, cut(free, LIMITS)[0])
 
@@ -323,8 +327,8 @@ def test_shards_shrink_alike_and_no_row_changes_its_shard(shape, form, free):
 
 def lowered_shrinks(engine, params, batch, mesh):
     """The compiled program that moves six rows of each of four shards to four, and the one that brings rows home."""
-    state, shared = engine.prefill(params, batch, jax.random.key(0), sampling_params(**WARM), engine._eos)
-    planned = plan(Rows.whole(P, N, 4), np.tile(np.arange(6) % 2 == 0, (4, 1)), rollouts=N, width=1, size=4)
+    state, shared = engine.prefill(params, batch, jax.random.key(0), sampling_params(**WARM), engine._eos, full_limit())
+    planned = fit_rows(Rows.whole(P, N, 4), np.tile(np.arange(6) % 2 == 0, (4, 1)), rollouts=N, width=1, size=4)
     assert planned is not None
     rows, move = planned
     move, home = to_global(mesh, (move, rows.home_SR))
@@ -365,14 +369,14 @@ def test_lanes_that_meet_a_new_program_together_compile_it_once(free):
         max_completion_length=C,
         chunk=7,
         eos_ids=NEVER,
-        shrink_steps=1,
+        rungs=1,
         lanes=Lanes(4),
     )
     with compilations() as compiled:
         rollouts = [generate(engine, limit_PN=jnp.asarray(limits)) for limits in (np.full((P, N), C, np.int32), LIMITS)]
     np.testing.assert_array_equal(rollouts[0].tokens_PNC, free.tokens_PNC)
     assert len(compiled) >= engine.compiled_programs() > 5
-    assert engine.compiled_programs() <= engine.most_programs(P)
+    assert engine.compiled_programs() <= engine.foretell(P, L).programs
     with compilations() as compiled:
         generate(engine, key=5, limit_PN=jnp.asarray(LIMITS))
     assert compiled == []
@@ -460,7 +464,7 @@ def compilations():
 
 
 def test_nothing_recompiles_over_steps_sampling_parameters_eos_ids_lengths_and_parameters(eos_ids):
-    engine = make_engine(chunk=8, shrink_steps=0)
+    engine = make_engine(chunk=8, rungs=0)
     generate(engine)
     moved = jax.tree.map(lambda p: 1.1 * p, decoder_params())
     shorter = replace(PROMPTS, length_P=jnp.asarray([1, 2, 3, 4, 5, 1, 2, 3], jnp.int32))
@@ -480,11 +484,11 @@ def test_nothing_recompiles_over_steps_sampling_parameters_eos_ids_lengths_and_p
 
 
 def test_each_size_is_compiled_once_and_their_number_is_bounded():
-    engine, rng = make_engine(width=2, shrink_steps=1), np.random.default_rng(3)
+    engine, rng = make_engine(width=2, rungs=1), np.random.default_rng(3)
     limits = [jnp.asarray(rng.integers(1, C + 1, (P, N)), jnp.int32) for _ in range(3)]
     for limit_PN in limits:
         generate(engine, limit_PN=limit_PN)
-    assert engine.compiled_programs() <= engine.most_programs(P)
+    assert engine.compiled_programs() <= engine.foretell(P, L).programs
     with compilations() as compiled:
         for step in range(50):
             generate(engine, key=step, limit_PN=limits[step % 3])
@@ -513,7 +517,9 @@ def test_the_engine_asks_for_no_transfer_that_its_caller_did_not_make(lanes, fre
 @pytest.mark.parametrize("unroll", [False, True])
 def test_no_cache_is_copied_at_a_token(unroll):
     engine = make_engine(unroll=unroll, form=decode_form("cpu", unroll))
-    state, shared = engine.prefill(decoder_params(), PROMPTS, jax.random.key(0), sampling_params(**WARM), engine._eos)
+    state, shared = engine.prefill(
+        decoder_params(), PROMPTS, jax.random.key(0), sampling_params(**WARM), engine._eos, full_limit()
+    )
     stop = Stop(np.int32(0), np.int32(0))  # type: ignore[arg-type]
     args = (decoder_params(), state, shared, sampling_params(**WARM), engine._eos, stop)
     text = str(engine.decode[7].lower(*args).compile().as_text())
@@ -534,7 +540,7 @@ def test_caches_grow_in_equal_steps_up_to_the_limit(chunk, length, capacities):
     engine = RolloutEngine(graph, rollouts=2, max_completion_length=length, chunk=chunk, eos_ids=[0])
     assert engine.capacities == capacities
     for tokens in range(1, length + 1):
-        assert engine.bucket(tokens) == min(capacity for capacity in capacities if capacity >= tokens)
+        assert engine.padded_length(tokens) == min(capacity for capacity in capacities if capacity >= tokens)
 
 
 def test_eos_ids_have_a_fixed_shape_whatever_their_number():

@@ -10,17 +10,16 @@ import optax
 import pytest
 from flax import nnx
 
-from pods_jax.algorithm.keeping import make_keep
-from pods_jax.algorithm.losses import LOSSES
+from pods_jax.algorithm.losses import LOSSES, Numbers
 from pods_jax.config.entries import micro_batch_sizes
-from pods_jax.devices.sharding import make_mesh, replicate
+from pods_jax.devices.sharding import make_mesh, replicate, to_global
 from pods_jax.models.decoder import Decoder
 from pods_jax.models.spec import DecoderSpec
 from pods_jax.rollout.engine import RolloutEngine
 from pods_jax.rollout.sampling import sampling_params
-from pods_jax.types import KeptBatch, PromptBatch, Rollouts
-from pods_jax.update.learner import Learner, UpdateSettings, init_state, join_micro_batches, split_micro_batches
-from pods_jax.update.microbatches import plan_update
+from pods_jax.types import KeptBatch, PromptBatch
+from pods_jax.update.learner import Learner, UpdateSettings, init_state
+from pods_jax.update.microbatches import deal_rollouts, micro_batch_shape, place, take_micro_batch
 
 SPEC = DecoderSpec(vocab_size=13, width=12, layers=2, q_heads=4, kv_heads=2, head_size=6, feed_forward=10, qkv_bias=True)
 P, M, L, C = 4, 6, 7, 5
@@ -30,7 +29,8 @@ RECORD = optax.GradientTransformation(
     lambda params: jax.tree.map(jnp.zeros_like, params),
     lambda updates, state, params=None: (jax.tree.map(jnp.zeros_like, updates), updates),  # type: ignore[arg-type]
 )
-ADAMW = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2, weight_decay=0.1))
+ADAMW = optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_adam(), optax.add_decayed_weights(0.1))
+RATE = optax.constant_schedule(1e-2)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -55,41 +55,54 @@ def parameters():
     return replicate(jax.tree.unflatten(structure, values))
 
 
-def batch(seed=0, *, prompts=P, beta=False):
+def batch(seed=0, *, prompts=P):
     """A kept batch with every length, an empty slot, and tokens and numbers beyond the lengths that must not matter."""
     rng = np.random.default_rng(seed)
     length_PM = rng.integers(1, C + 1, (prompts, M))
     length_PM[0, 0], length_PM[0, 1] = 1, C
     weight_PM = np.ones((prompts, M), np.float32)
     weight_PM[-1, -1] = 0
-    logp = rng.normal(-2.5, 0.6, (2, prompts, M, C)).astype(np.float32)
+    logp = rng.normal(-2.5, 0.6, (prompts, M, C)).astype(np.float32)
     return KeptBatch(
         prompt_PL=jnp.asarray(rng.integers(0, SPEC.vocab_size, (prompts, L)), jnp.int32),
         prompt_length_P=jnp.asarray(rng.integers(2, L + 1, prompts), jnp.int32),
         tokens_PMC=jnp.asarray(rng.integers(0, SPEC.vocab_size, (prompts, M, C)), jnp.int32),
         length_PM=jnp.asarray(length_PM, jnp.int32),
-        logp_old_PMC=jnp.asarray(logp[0]),
+        logp_old_PMC=jnp.asarray(logp),
         advantage_PM=jnp.asarray(rng.normal(0, 1, (prompts, M)), jnp.float32),
         weight_PM=jnp.asarray(weight_PM),
-        logp_ref_PMC=jnp.asarray(logp[1]) if beta else None,
+        index_PM=jnp.tile(jnp.arange(M), (prompts, 1)),
     )
 
 
 @cache
-def learner(optimizer=RECORD, loss="grpo", remat=False, **numbers):
+def learner(optimizer=RECORD, loss="grpo", remat=False, beta=0.0, clip_low=0.2, clip_high=0.2, **numbers):
     graph, _ = decoder(remat)
-    return Learner(graph, optimizer, LOSSES[loss], UpdateSettings(**numbers))
+    return Learner(graph, optimizer, RATE, UpdateSettings(LOSSES[loss], Numbers(clip_low, clip_high, beta), **numbers))
+
+
+@cache
+def reference_parameters():
+    return jax.tree.map(lambda x: 0.9 * x, parameters())
 
 
 def updated(kept, params=None, *, optimizer=RECORD, **choices):
     """The state and metrics after one update; with ``RECORD`` the optimiser state is the gradient."""
     state = init_state(jax.tree.map(jnp.copy, parameters() if params is None else params), optimizer=optimizer)
-    return learner(optimizer, **choices).update(state, kept)
+    reference = reference_parameters() if choices.get("beta") else None
+    return learner(optimizer, **choices)(state, kept, 1, reference=reference)
 
 
 def assert_trees_close(actual, expected, **tolerance):
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, err_msg=jax.tree_util.keystr(path), **tolerance)
+
+
+def assert_metrics_close(actual, expected):
+    """All but the share of padding, which is what the ways of cutting differ in."""
+    assert actual.keys() == expected.keys()
+    for name in actual.keys() - {"update/padding_fraction"}:
+        np.testing.assert_allclose(actual[name], expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 def assert_trees_identical(actual, expected):
@@ -145,8 +158,22 @@ def reference_logp(params, kept, temperature):
     return logp, entropy
 
 
+@cache
+def _other(seed, temperature):
+    return reference_logp(jax.tree.map(lambda x: np.asarray(x, np.float64), reference_parameters()), batch(seed), temperature)[
+        0
+    ]
+
+
+def other_logp(kept, temperature):
+    """Log-probabilities of the reference policy for the default batch."""
+    np.testing.assert_array_equal(kept.tokens_PMC, batch().tokens_PMC)
+    return _other(0, temperature)
+
+
 def reference_loss(params, kept, *, name, temperature, clip_low, clip_high, beta):
     logp, _ = reference_logp(params, kept, temperature)
+    logp_ref = other_logp(kept, temperature) if beta else logp
     total = count = 0.0
     for p, m in np.ndindex(*kept.length_PM.shape):
         if kept.weight_PM[p, m] == 0:
@@ -156,7 +183,7 @@ def reference_loss(params, kept, *, name, temperature, clip_low, clip_high, beta
         ratio, advantage = np.exp(new - old), float(kept.advantage_PM[p, m])
         tokens = np.minimum(ratio * advantage, np.clip(ratio, 1 - clip_low, 1 + clip_high) * advantage)
         if beta:
-            difference = np.asarray(kept.logp_ref_PMC[p, m, :length], np.float64) - new
+            difference = logp_ref[p, m, :length] - new
             tokens = tokens - beta * (np.exp(difference) - difference - 1)
         total += tokens.mean() if name == "grpo" else tokens.sum()
         count += 1 if name == "grpo" else length
@@ -165,7 +192,7 @@ def reference_loss(params, kept, *, name, temperature, clip_low, clip_high, beta
 
 @pytest.mark.parametrize(("loss", "beta", "temperature"), [("grpo", 0.0, 1.0), ("grpo", 0.3, 0.7), ("dapo", 0.0, 0.7)])
 def test_loss_and_gradient_equal_a_float64_reference(loss, beta, temperature):
-    kept, params = batch(beta=beta > 0), parameters()
+    kept, params = batch(), parameters()
     numbers = {"temperature": temperature, "beta": beta, "clip_low": 0.2, "clip_high": 0.3}
     state, metrics = updated(kept, loss=loss, **numbers)
     exact = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
@@ -173,9 +200,9 @@ def test_loss_and_gradient_equal_a_float64_reference(loss, beta, temperature):
     def value(params):
         return reference_loss(params, kept, name=loss, **numbers)
 
-    np.testing.assert_allclose(metrics.loss, value(exact), rtol=2e-5, atol=2e-6)
-    assert metrics.clip_low_fraction > 0
-    assert metrics.clip_high_fraction > 0
+    np.testing.assert_allclose(metrics["loss"], value(exact), rtol=2e-5, atol=2e-6)
+    assert metrics["policy/clip_low_fraction"] > 0
+    assert metrics["policy/clip_high_fraction"] > 0
     leaves, structure = jax.tree.flatten(exact)
     rng = np.random.default_rng(2)
     for i, (path, gradient) in enumerate(jax.tree_util.tree_leaves_with_path(state.opt_state)):
@@ -191,18 +218,20 @@ def test_loss_and_gradient_equal_a_float64_reference(loss, beta, temperature):
 
 
 def test_logged_means_equal_the_reference():
-    kept = batch(beta=True)
+    kept = batch()
     _, metrics = updated(kept, beta=0.3, temperature=0.7, clip_low=0.2, clip_high=0.3)
     logp, entropy = reference_logp(jax.tree.map(lambda x: np.asarray(x, np.float64), parameters()), kept, 0.7)
     trained = (np.arange(C) < np.asarray(kept.length_PM)[..., None]) & (np.asarray(kept.weight_PM) > 0)[..., None]
     gap = np.abs(logp - kept.logp_old_PMC)[trained]
-    difference = (np.asarray(kept.logp_ref_PMC, np.float64) - logp)[trained]
-    assert metrics.tokens == trained.sum()
-    np.testing.assert_allclose(metrics.entropy, entropy[trained].mean(), rtol=1e-5)
-    np.testing.assert_allclose(metrics.logp_gap, gap.mean(), rtol=1e-5)
-    np.testing.assert_allclose(metrics.logp_gap_max, gap.max(), rtol=1e-5)
-    np.testing.assert_allclose(metrics.kl, (np.expm1(difference) - difference).mean(), rtol=1e-4)
-    np.testing.assert_allclose(metrics.ratio_deviation, np.abs(np.expm1((logp - kept.logp_old_PMC)[trained])).mean(), rtol=1e-4)
+    difference = (other_logp(kept, 0.7) - logp)[trained]
+    assert metrics["tokens/trained"] == trained.sum()
+    np.testing.assert_allclose(metrics["policy/entropy"], entropy[trained].mean(), rtol=1e-5)
+    np.testing.assert_allclose(metrics["policy/logp_gap"], gap.mean(), rtol=1e-5)
+    np.testing.assert_allclose(metrics["policy/logp_gap_max"], gap.max(), rtol=1e-5)
+    np.testing.assert_allclose(metrics["policy/kl"], (np.expm1(difference) - difference).mean(), rtol=1e-4)
+    np.testing.assert_allclose(
+        metrics["policy/ratio_deviation"], np.abs(np.expm1((logp - kept.logp_old_PMC)[trained])).mean(), rtol=1e-4
+    )
 
 
 # --- what must not change the gradient ----------------------------------------------------------------------------------------
@@ -210,27 +239,29 @@ def test_logged_means_equal_the_reference():
 
 @pytest.fixture(scope="module")
 def whole():
-    return updated(batch(beta=True), beta=0.3)
+    return updated(batch(), beta=0.3)
 
 
 @pytest.mark.parametrize(
     "choice",
     [
         {"micro_batch": 1},
-        {"micro_batch": 4, "data_shards": 2, "chunk_logits": 1},
-        {"micro_batch": 12, "chunk_logits": 2 * P * M * SPEC.vocab_size},
+        {"micro_batch": 4, "logit_chunk": 1},
+        {"micro_batch": 2, "rungs": 3},
+        {"rungs": 3, "multiple": 1},
+        {"micro_batch": 12, "logit_chunk": 2 * P * M * SPEC.vocab_size},
         {"remat": True},
     ],
     ids=lambda choice: " ".join(f"{name}={value}" for name, value in choice.items()),
 )
 def test_no_way_of_cutting_changes_loss_gradient_or_statistics(whole, choice):
-    state, metrics = updated(batch(beta=True), beta=0.3, **choice)
+    state, metrics = updated(batch(), beta=0.3, **choice)
     assert_trees_close(state.opt_state, whole[0].opt_state, rtol=1e-5, atol=2e-6)
-    assert_trees_close(metrics, whole[1], rtol=1e-5, atol=1e-6)
+    assert_metrics_close(metrics, whole[1])
 
 
 def test_padding_and_what_lies_beyond_a_length_change_nothing(whole):
-    kept, rng = batch(beta=True), np.random.default_rng(9)
+    kept, rng = batch(), np.random.default_rng(9)
     tokens = np.asarray(kept.tokens_PMC).copy()
     beyond = np.arange(C) >= np.asarray(kept.length_PM)[..., None]
     tokens[beyond] = rng.integers(0, SPEC.vocab_size, beyond.sum())
@@ -241,11 +272,10 @@ def test_padding_and_what_lies_beyond_a_length_change_nothing(whole):
         prompt_PL=jnp.pad(jnp.asarray(prompt), ((0, 0), (0, 9)), constant_values=5),
         tokens_PMC=jnp.pad(jnp.asarray(tokens), wide, constant_values=7),
         logp_old_PMC=jnp.pad(jnp.where(beyond, jnp.nan, kept.logp_old_PMC), wide, constant_values=jnp.inf),
-        logp_ref_PMC=jnp.pad(jnp.where(beyond, -jnp.inf, jnp.asarray(kept.logp_ref_PMC)), wide, constant_values=jnp.nan),
     )
     state, metrics = updated(padded, beta=0.3)
     assert_trees_close(state.opt_state, whole[0].opt_state, rtol=1e-5, atol=2e-6)
-    assert_trees_close(metrics, whole[1], rtol=1e-5, atol=1e-6)
+    assert_metrics_close(metrics, whole[1])
 
 
 def sliced(kept, groups):
@@ -253,13 +283,13 @@ def sliced(kept, groups):
 
 
 def test_a_group_without_signal_contributes_nothing_even_with_a_kl_term():
-    kept = batch(beta=True)
+    kept = batch()
     silent = replace(kept, weight_PM=kept.weight_PM.at[1:].set(0), advantage_PM=kept.advantage_PM.at[1:].set(0))
     state, metrics = updated(silent, beta=0.3)
     alone, of_alone = updated(sliced(silent, slice(0, 1)), beta=0.3)
-    assert metrics.kl > 0
+    assert metrics["policy/kl"] > 0
     assert_trees_close(state.opt_state, alone.opt_state, rtol=1e-5, atol=2e-6)
-    assert_trees_close(metrics, of_alone, rtol=1e-5, atol=1e-6)
+    assert_metrics_close(metrics, of_alone)
 
 
 # --- micro-batches ------------------------------------------------------------------------------------------------------------
@@ -283,17 +313,18 @@ def test_micro_batches_hold_every_rollout_once_with_its_own_prompt(prompts, kept
         "length_PM": number_PM + 7,
         "logp_old_PMC": tokens_PMC / 8,
         "advantage_PM": number_PM / 4,
-        "weight_PM": number_PM / 2,
+        "weight_PM": number_PM / 2 + 1,
+        "index_PM": number_PM,
     }
-    whole = KeptBatch(**values)
-    names = ("tokens_PMC", "length_PM", "logp_old_PMC", "weight_PM")
-
-    @jax.jit
-    def there_and_back(whole):
-        micro = split_micro_batches(whole, size, shards)
-        return micro, [join_micro_batches(getattr(micro, name), (prompts, kept), shards) for name in names]
-
-    micro, joined = jax.device_get(there_and_back(whole))
+    shape = micro_batch_shape(prompts, kept, size, shards)
+    padded = {"completion_length": 99, "prompt_length": 2, "multiple": 1, "rungs": 0}
+    deal = deal_rollouts(values["length_PM"], values["weight_PM"], **padded, shape=shape, shards=shards)
+    each_part = [
+        jax.jit(take_micro_batch)(KeptBatch(**values), *where)
+        for where in zip(jnp.asarray(deal.group_ISG), jnp.asarray(deal.rollout_ISGW), strict=True)
+    ]
+    assert deal.count == len(each_part)
+    micro = jax.tree.map(lambda *parts: np.stack(parts), *each_part)
     blocks, groups, each = micro.length_PM.shape
     assert groups * each == (size or prompts * kept)
     assert blocks * groups * each == prompts * kept
@@ -302,66 +333,79 @@ def test_micro_batches_hold_every_rollout_once_with_its_own_prompt(prompts, kept
     np.testing.assert_array_equal(micro.tokens_PMC[..., 0] // kept, owner)
     np.testing.assert_array_equal(micro.prompt_length_P, micro.prompt_PL[..., 0] + 50)
     np.testing.assert_array_equal(micro.length_PM, micro.tokens_PMC[..., 0] + 7)
-    np.testing.assert_array_equal(micro.weight_PM, micro.advantage_PM * 2)
-    assert micro.logp_ref_PMC is None
+    np.testing.assert_array_equal(micro.weight_PM, micro.advantage_PM * 2 + 1)
     # A shard keeps to its own groups: no rollout moves between devices.
     shard_of = micro.prompt_PL[..., 0] // (prompts // shards)
     np.testing.assert_array_equal(shard_of, np.broadcast_to(np.repeat(np.arange(shards), groups // shards), shard_of.shape))
-    for name, again in zip(names, joined, strict=True):
-        np.testing.assert_array_equal(again, getattr(whole, name))
 
 
 @pytest.mark.parametrize("size", [5, 7, 9, 16, 48])
 def test_an_impossible_micro_batch_is_refused_with_the_possible_ones(size):
     with pytest.raises(ValueError, match=rf"update.micro_batch={size} .* 4 groups of 6 .* possible are 2, 4, 6, 12, 24"):
-        split_micro_batches(batch(), size, 2)
+        micro_batch_shape(P, M, size, 2)
 
 
-# --- plans --------------------------------------------------------------------------------------------------------------------
+# --- deals --------------------------------------------------------------------------------------------------------------------
 
 
-def planned(kept, *, shape, shards=1, tile=1, sizes=3):
-    """The plan of a batch; two shards are blocks of groups on one device here."""
+def dealt(kept, *, shape, shards=1, multiple=1, rungs=3):
+    """The deal of a batch; two shards are blocks of groups on one device here."""
     length, weight = np.asarray(kept.length_PM), np.asarray(kept.weight_PM)
-    plan = plan_update(length, weight, steps=C, prompt_length=50, shape=shape, shards=shards, tile=tile, sizes=sizes)
-    return replicate(plan)
+    padded = {"completion_length": C, "prompt_length": 50, "multiple": multiple, "rungs": rungs}
+    return place(deal_rollouts(length, weight, **padded, shape=shape, shards=shards))
+
+
+def stepped(state, kept, deal, *, optimizer=RECORD, loss="grpo"):
+    return learner(optimizer, loss).update(state, kept, None, None, jnp.float32(0.1), deal)
+
+
+@pytest.mark.parametrize("prompts_first", [False, True])
+@pytest.mark.parametrize(("loss", "micro_batch"), [("grpo", 0), ("dapo", 12), ("grpo", 4), ("dapo", 2)], ids=str)
+def test_two_shards_update_as_one_does(loss, micro_batch, prompts_first):
+    kept = batch()
+    expected, of_expected = updated(kept, loss=loss, beta=0.3)
+    params, reference = jax.device_get((parameters(), reference_parameters()))
+    with jax.set_mesh(mesh := make_mesh((2, 1, 1) if prompts_first else (1, 2, 1), jax.devices()[:2])):
+        state = init_state(replicate(params), optimizer=RECORD)
+        chosen = learner(RECORD, loss, beta=0.3, micro_batch=micro_batch, rungs=2)
+        state, metrics = chosen(state, to_global(mesh, jax.device_get(kept)), 1, reference=replicate(reference))
+    assert_trees_close(state.opt_state, expected.opt_state, rtol=1e-5, atol=2e-6)
+    assert_metrics_close(metrics, of_expected)
 
 
 @pytest.mark.parametrize(
-    ("loss", "shape", "shards", "sizes"),
-    [("grpo", (4, 6), 1, 3), ("dapo", (2, 6), 1, 3), ("grpo", (1, 2), 2, 3), ("dapo", (2, 6), 2, 1), ("grpo", (1, 3), 1, 0)],
-    ids=str,
+    ("loss", "shape", "rungs"), [("grpo", (4, 6), 3), ("dapo", (2, 6), 3), ("grpo", (1, 2), 3), ("grpo", (1, 3), 0)], ids=str
 )
-def test_a_plan_changes_no_gradient(loss, shape, shards, sizes):
-    kept = batch(beta=True)
-    expected, of_expected = updated(kept, loss=loss, beta=0.3)
-    state = init_state(parameters(), optimizer=RECORD)
-    chosen = learner(RECORD, loss, beta=0.3, data_shards=shards)
-    state, metrics = chosen.update(state, kept, None, planned(kept, shape=shape, shards=shards, sizes=sizes))
+def test_a_deal_changes_no_gradient(loss, shape, rungs):
+    kept = batch()
+    expected, of_expected = updated(kept, loss=loss)
+    state, metrics = stepped(init_state(parameters(), optimizer=RECORD), kept, dealt(kept, shape=shape, rungs=rungs), loss=loss)
     assert_trees_close(state.opt_state, expected.opt_state, rtol=1e-5, atol=2e-6)
-    assert_trees_close(metrics, of_expected, rtol=1e-5, atol=1e-6)
+    for name in metrics:
+        np.testing.assert_allclose(metrics[name], of_expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (1, 3)], ids=str)
-def test_what_a_plan_leaves_out_has_no_gradient(shape):
+def test_what_a_deal_leaves_out_has_no_gradient(shape):
     kept = batch()
     kept = replace(kept, weight_PM=kept.weight_PM.at[jnp.asarray([0, 2])].set(0))
-    expected, of_expected = updated(kept)
-    plan = planned(kept, shape=shape)
-    assert plan.group_ISG.shape[0] * plan.group_ISG.shape[2] * shape[1] == (12 if shape[0] == 4 else 24)
-    state, metrics = learner().update(init_state(parameters(), optimizer=RECORD), kept, None, plan)
+    whole = dealt(batch(), shape=(4, 6), rungs=0)
+    expected, of_expected = stepped(init_state(parameters(), optimizer=RECORD), kept, whole)
+    deal = dealt(kept, shape=shape)
+    assert deal.group_ISG.shape[0] * deal.group_ISG.shape[2] * shape[1] == (12 if shape[0] == 4 else 24)
+    state, metrics = stepped(init_state(parameters(), optimizer=RECORD), kept, deal)
     assert_trees_close(state.opt_state, expected.opt_state, rtol=1e-5, atol=2e-6)
     assert_trees_close(metrics, of_expected, rtol=1e-5, atol=1e-6)
 
 
-def test_plans_of_one_size_share_one_program():
-    fresh = Learner(decoder()[0], ADAMW, LOSSES["grpo"], UpdateSettings())
+def test_deals_of_one_size_share_one_program():
+    fresh = Learner(decoder()[0], ADAMW, RATE, UpdateSettings(LOSSES["grpo"]))
     state = init_state(parameters(), optimizer=ADAMW)
     for seed in range(6):
         kept = batch(seed)
-        plan = replace(planned(kept, shape=(2, 6)), places=2 * M * C)
-        state, metrics = fresh.update(state, kept, None, plan)
-        assert metrics.taken == 1
+        deal = replace(dealt(kept, shape=(2, 6)), places=2 * M * C)
+        state, metrics = fresh.update(state, kept, None, None, jnp.float32(0.1), deal)
+        assert metrics["update/taken"] == 1
     assert fresh.compiled_programs() == 1
 
 
@@ -370,23 +414,29 @@ def test_plans_of_one_size_share_one_program():
 
 def test_a_step_moves_the_parameters_and_frees_the_old_state():
     state = init_state(parameters(), optimizer=ADAMW)
-    moved, metrics = learner(ADAMW).update(state, batch())
+    moved, metrics = learner(ADAMW)(state, batch(), 1)
     assert int(moved.updates) == 1
-    assert metrics.taken == metrics.finite == 1
+    assert (metrics["update/taken"], metrics["update/nonfinite"]) == (1, 0)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
     for before, after in zip(jax.tree.leaves(parameters()), jax.tree.leaves(moved.params), strict=True):
         assert np.any(before != after)
 
 
 def test_a_step_without_signal_leaves_every_bit_of_the_state():
-    kept = batch(beta=True)
+    kept = batch()
     silent = replace(kept, weight_PM=jnp.zeros_like(kept.weight_PM))
     moved, _ = updated(kept, optimizer=ADAMW, beta=0.3)
     before = jax.tree.map(np.array, moved)
-    after, metrics = learner(ADAMW, beta=0.3).update(moved, silent)
+    after, metrics = learner(ADAMW, beta=0.3)(moved, silent, 1, reference=reference_parameters())
+    assert_trees_identical(after, before)
+    assert metrics.pop("policy/learning_rate") == pytest.approx(0.01)
+    assert metrics == {"tokens/trained": 0, "update/taken": 0, "update/padding_fraction": 0}
+    # Nor does the program move anything that is given nothing to train.
+    after, program = stepped(after, silent, dealt(kept, shape=(4, 6)), optimizer=ADAMW)
     assert_trees_identical(after, before)
     assert int(after.updates) == 1
-    assert (metrics.taken, metrics.finite, metrics.loss, metrics.grad_norm, metrics.tokens) == (0, 1, 0, 0, 0)
+    for name in ("update/taken", "update/nonfinite", "loss", "policy/grad_norm", "tokens/trained"):
+        assert program[name] == 0
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
@@ -395,44 +445,83 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_reported(broken):
     moved, _ = updated(kept, optimizer=ADAMW)
     before = jax.tree.map(np.array, moved)
     bad = replace(kept, advantage_PM=kept.advantage_PM.at[1, 2].set(broken))
-    after, metrics = learner(ADAMW).update(moved, bad)
+    after, metrics = learner(ADAMW)(moved, bad, 1)
     assert_trees_identical(after, before)
-    assert (metrics.taken, metrics.finite) == (0, 0)
-    healthy, metrics = learner(ADAMW).update(after, kept)
-    assert metrics.taken == 1
+    assert (metrics["update/taken"], metrics["update/nonfinite"]) == (0, 1)
+    healthy, metrics = learner(ADAMW)(after, kept, 1)
+    assert metrics["update/taken"] == 1
     assert int(healthy.updates) == 2
 
 
 def test_steps_of_one_shape_share_one_program():
-    fresh = Learner(decoder()[0], ADAMW, LOSSES["grpo"], UpdateSettings())
+    fresh = Learner(decoder()[0], ADAMW, RATE, UpdateSettings(LOSSES["grpo"]))
     state = init_state(parameters(), optimizer=ADAMW)
-    state, _ = fresh.update(state, batch(0))
+    state, _ = fresh(state, batch(0), 1)
     programs = fresh.compiled_programs()
     for seed in range(1, 4):
-        state, _ = fresh.update(state, batch(seed))
+        state, _ = fresh(state, batch(seed), 1)
     assert fresh.compiled_programs() == programs == 1
     assert int(state.updates) == 4
 
 
 def test_the_reference_costs_nothing_at_the_start_and_pulls_back_later():
-    kept = batch()
     update = learner(ADAMW, beta=0.3)
-    kept = update.with_reference(parameters(), kept)
-    logp, _ = reference_logp(jax.tree.map(lambda x: np.asarray(x, np.float64), parameters()), kept, 1.0)
-    inside = np.arange(C) < np.asarray(kept.length_PM)[..., None]
-    np.testing.assert_allclose(np.asarray(kept.logp_ref_PMC)[inside], logp[inside], rtol=1e-5, atol=1e-5)
     state = init_state(parameters(), optimizer=ADAMW)
-    state, first = update.update(state, kept)
-    assert 0 <= first.kl < 1e-9
-    _, second = update.update(state, kept)
-    assert second.kl > 1e-5
+    state, first = update(state, batch(), 1, reference=parameters())
+    assert 0 <= first["policy/kl"] < 1e-9
+    _, second = update(state, batch(), 2, reference=parameters())
+    assert second["policy/kl"] > 1e-5
 
 
-def test_reference_logp_is_the_same_however_it_is_cut():
+def test_the_reference_is_asked_once_a_step_for_all_epochs():
+    """Its log-probabilities are those of the plain forward, in the order of the micro-batches."""
+    kept, chosen = batch(), learner(ADAMW, beta=0.3, micro_batch=6, rungs=2)
+    deal, _ = chosen.deal(kept)
+    assert deal is not None
+    logp_IPWC = np.asarray(chosen._reference_logp(reference_parameters(), kept, place(deal)))
+    expected, length_PM = other_logp(kept, 1.0), np.asarray(kept.length_PM)
+    seen = 0
+    for i, s, g, w in np.argwhere(np.asarray(deal.rollout_ISGW) >= 0):
+        p, m = deal.group_ISG[i, s, g], deal.rollout_ISGW[i, s, g, w]
+        if kept.weight_PM[p, m]:
+            length = length_PM[p, m]
+            np.testing.assert_allclose(logp_IPWC[i, g, w, :length], expected[p, m, :length], rtol=1e-5, atol=1e-5)
+            seen += 1
+    assert seen == int(np.asarray(kept.weight_PM).sum())
+
+
+@pytest.mark.parametrize("epochs", [2, 3])
+def test_every_epoch_of_a_step_has_the_rate_of_the_step(epochs):
+    """The schedule counts the steps of the run: an update of three epochs moves by three times the step's rate."""
+    schedule = optax.linear_schedule(1.0, 0.0, 4)
+    sign = optax.stateless(lambda updates, params: jax.tree.map(jnp.sign, updates))
+    settings = UpdateSettings(LOSSES["grpo"], epochs=epochs)
+    chosen = Learner(decoder()[0], optax.chain(sign), schedule, settings)
+    for step, rate in ((1, 1.0), (3, 0.5)):
+        params = {**parameters(), "final_norm": jnp.full(SPEC.width, 100.0)}
+        state, metrics = chosen(init_state(params, optimizer=sign), batch(), step)
+        assert metrics["policy/learning_rate"] == rate
+        assert int(state.updates) == metrics["update/taken"] == epochs
+        moved = np.abs(np.asarray(state.params["final_norm"]) - 100.0)
+        np.testing.assert_array_equal(np.unique(moved % (rate / 1)), [0])
+        assert moved.max() == epochs * rate
+
+
+def test_metrics_of_several_epochs_are_the_last_ones_sums_and_the_first_gap():
     kept = batch()
-    whole = learner(beta=0.3).logp(parameters(), kept)
-    cut = learner(beta=0.3, micro_batch=4, data_shards=2).logp(parameters(), kept)
-    np.testing.assert_allclose(cut, whole, rtol=1e-5, atol=1e-5)
+    singles, state = [], init_state(parameters(), optimizer=ADAMW)
+    for _ in range(2):
+        state, metrics = learner(ADAMW)(state, kept, 1)
+        singles.append(metrics)
+    _, both = learner(ADAMW, epochs=2)(init_state(parameters(), optimizer=ADAMW), kept, 1)
+    for name in ("policy/logp_gap", "policy/logp_gap_max"):
+        assert both[name] == pytest.approx(singles[0][name])
+        assert both[name] != pytest.approx(singles[1][name])
+    for name in ("tokens/trained", "update/taken", "update/nonfinite"):
+        assert both[name] == singles[0][name] + singles[1][name]
+    for name in ("loss", "policy/entropy", "policy/clip_fraction", "policy/grad_norm"):
+        assert both[name] == pytest.approx(singles[1][name], rel=1e-5)
+    assert all(type(value) is float for value in both.values())
 
 
 # --- with the rollout engine --------------------------------------------------------------------------------------------------
@@ -458,103 +547,9 @@ def test_the_first_on_policy_update_has_ratio_one(engine, temperature):
         weight_PM=jnp.ones((P, M)),
     )
     state, metrics = updated(kept, params, optimizer=ADAMW, temperature=temperature)
-    assert metrics.tokens == lengths.sum()
-    assert metrics.ratio_deviation < 2e-6
-    assert metrics.logp_gap < 2e-6
-    assert metrics.clip_low_fraction == metrics.clip_high_fraction == 0
-    _, again = learner(ADAMW, temperature=temperature).update(state, kept)
-    assert again.ratio_deviation > 1e-3
-
-
-# --- keeping ------------------------------------------------------------------------------------------------------------------
-
-
-def rollouts_of(prompts, n, steps, seed=0):
-    rng = np.random.default_rng(seed)
-    return Rollouts(
-        tokens_PNC=jnp.asarray(rng.integers(0, 99, (prompts, n, steps)), jnp.int32),
-        logp_PNC=jnp.asarray(-rng.random((prompts, n, steps)), jnp.float32),
-        length_PN=jnp.asarray(rng.integers(1, steps + 1, (prompts, n)), jnp.int32),
-        finished_PN=jnp.asarray(rng.random((prompts, n)) < 0.6),
-        decoded_rows=jnp.float32(2 * prompts * n * steps),
-    )
-
-
-def kept_of(rewards, valid, *, m=3, steps=11, over="kept", ties="index", rule="max_variance"):
-    rewards_PN, valid_PN = np.asarray(rewards, np.float32), np.asarray(valid, bool)
-    prompts, n = rewards_PN.shape
-    rollouts = rollouts_of(prompts, n, 11)
-    parts = np.stack([rewards_PN, 2 * rewards_PN], -1)
-    batch = PromptBatch(jnp.arange(prompts * 7, dtype=jnp.int32).reshape(prompts, 7), jnp.full(prompts, 5, jnp.int32))
-    keep = make_keep(rule=rule, m=m, ties=ties, over=over, eps=1e-4)
-    kept, selection, groups = keep(batch, rollouts, rewards_PN, valid_PN, parts, jax.random.key(0), steps=steps)
-    return batch, rollouts, kept, selection, groups
-
-
-REWARDS = [[0, 1, 2, 5, 9], [3, 3, 3, 3, 3], [1, 0, 1, 7, 2]]
-VALID = [[1, 1, 1, 1, 1], [1, 1, 1, 1, 1], [1, 0, 1, 0, 0]]
-
-
-def test_keeping_gathers_each_kept_rollout_whole():
-    batch, rollouts, kept, selection, _ = kept_of(REWARDS, VALID)
-    index = np.asarray(selection.index_PM)
-    assert set(index[0]) == {0, 1, 4}
-    assert list(index[2]) in ([0, 2, -1], [2, 0, -1])
-    for p, m in zip(*np.nonzero(index >= 0), strict=True):
-        np.testing.assert_array_equal(kept.tokens_PMC[p, m], rollouts.tokens_PNC[p, index[p, m]])
-        np.testing.assert_array_equal(kept.logp_old_PMC[p, m], rollouts.logp_PNC[p, index[p, m]])
-        assert kept.length_PM[p, m] == rollouts.length_PN[p, index[p, m]]
-    np.testing.assert_array_equal(kept.prompt_PL, batch.tokens_PL)
-    np.testing.assert_array_equal(kept.prompt_length_P, batch.length_P)
-
-
-def test_only_kept_rollouts_of_groups_with_signal_have_weight_and_advantage():
-    _, _, kept, selection, groups = kept_of(REWARDS, VALID)
-    # Group 1 is all equal, and the two valid rollouts of group 2 are equal too.
-    np.testing.assert_array_equal(kept.weight_PM, [[1, 1, 1], [0, 0, 0], [0, 0, 0]])
-    np.testing.assert_array_equal(kept.advantage_PM[1:], 0)
-    chosen = np.asarray(REWARDS[0], np.float64)[np.asarray(selection.index_PM[0])]
-    np.testing.assert_allclose(kept.advantage_PM[0], (chosen - chosen.mean()) / (chosen.std(ddof=1) + 1e-4), rtol=1e-5)
-    np.testing.assert_allclose(groups.no_signal_fraction, 2 / 3, rtol=1e-6)
-
-
-def test_an_empty_slot_has_no_weight_beside_kept_rollouts():
-    _, _, kept, selection, _ = kept_of([[4, 1, 2, 3, 0]], [[1, 0, 1, 0, 0]])
-    assert list(selection.index_PM[0]) == [2, 0, -1]
-    np.testing.assert_array_equal(kept.weight_PM, [[1, 1, 0]])
-    assert kept.advantage_PM[0, 2] == 0
-
-
-def test_completions_are_cut_to_the_bucket_that_is_asked():
-    _, rollouts, kept, selection, _ = kept_of(REWARDS, VALID, steps=8)
-    assert kept.tokens_PMC.shape == kept.logp_old_PMC.shape == (3, 3, 8)
-    np.testing.assert_array_equal(kept.tokens_PMC[0, 0], rollouts.tokens_PNC[0, selection.index_PM[0, 0], :8])
-
-
-def test_group_metrics_equal_numpy_over_valid_rollouts():
-    _, rollouts, _, selection, groups = kept_of(REWARDS, VALID)
-    rewards, valid = np.asarray(REWARDS, np.float64), np.asarray(VALID, bool)
-    scored = rewards[valid]
-    kept = [rewards[p][[i for i in selection.index_PM[p].tolist() if i >= 0]] for p in range(3)]
-    expected = {
-        "reward_mean": scored.mean(),
-        "reward_std": scored.std(ddof=1),
-        "parts_mean": [scored.mean(), 2 * scored.mean()],
-        "variance_all": np.mean([rewards[p][valid[p]].var() for p in range(3)]),
-        "variance_kept": np.mean([of_group.var() for of_group in kept]),
-        "invalid_fraction": 3 / 15,
-        "kept_reward_mean": np.concatenate(kept).mean(),
-        "mean_length": np.mean(rollouts.length_PN),
-        "truncated_fraction": 1 - np.mean(rollouts.finished_PN),
-        "tokens_generated": np.sum(rollouts.length_PN),
-    }
-    for name, value in expected.items():
-        np.testing.assert_allclose(getattr(groups, name), value, rtol=1e-5, err_msg=name)
-    assert groups.variance_kept > groups.variance_all
-
-
-def test_the_rule_all_keeps_every_valid_rollout():
-    _, _, kept, selection, _ = kept_of(REWARDS, VALID, rule="all", m=5)
-    np.testing.assert_array_equal(selection.index_PM[0], np.arange(5))
-    np.testing.assert_array_equal(selection.index_PM[2], [0, 2, -1, -1, -1])
-    assert kept.tokens_PMC.shape == (3, 5, 11)
+    assert metrics["tokens/trained"] == lengths.sum()
+    assert metrics["policy/ratio_deviation"] < 2e-6
+    assert metrics["policy/logp_gap"] < 2e-6
+    assert metrics["policy/clip_low_fraction"] == metrics["policy/clip_high_fraction"] == 0
+    _, again = learner(ADAMW, temperature=temperature)(state, kept, 2)
+    assert again["policy/ratio_deviation"] > 1e-3

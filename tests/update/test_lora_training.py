@@ -12,23 +12,24 @@ import orbax.checkpoint as ocp
 import pytest
 
 from pods_jax import evaluate, train
-from pods_jax.algorithm.losses import lookup_loss
+from pods_jax.algorithm.losses import LOSSES, Numbers
 from pods_jax.assembly.parts import check_sampler_sees
 from pods_jax.assembly.policy import load_policy, make_prepare
 from pods_jax.config.sections import ModelConfig
 from pods_jax.devices.sharding import make_mesh, replicate, to_global
 from pods_jax.loop import train as loop
-from pods_jax.models.lora import A, B, LoraSpec, join, part
+from pods_jax.models.lora import A, B, LoraSpec, join, split_adapters
 from pods_jax.rollout.engine import RolloutEngine
 from pods_jax.rollout.sampling import sampling_params
 from pods_jax.types import KeptBatch, PromptBatch
 from pods_jax.update.learner import Learner, UpdateSettings, init_state
+from pods_jax.update.microbatches import place
 
 LORA = LoraSpec(rank=3, alpha=6.0)
 P, M, L, C = 4, 3, 6, 5
 # Plain steps of the length 1: the parameters move by the gradient itself.
-SGD = optax.sgd(1.0)
-ADAMW = optax.adamw(1e-2)
+SGD = optax.identity()
+ADAMW = optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(1e-4), optax.scale(1e-2))
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def one(tiny_model):
 
 def policy(folder, mesh, **choices):
     with jax.set_mesh(mesh):
-        return load_policy(ModelConfig(path=str(folder), layers="scan", **choices), mesh, lora=LORA, seed=3)
+        return load_policy(ModelConfig(path=str(folder), **choices), mesh, layers="scan", lora=LORA, seed=3)
 
 
 def moved(trained):
@@ -60,13 +61,14 @@ def batch():
         logp_old_PMC=rng.normal(-3.0, 0.3, (P, M, C)).astype(np.float32),  # type: ignore[arg-type]
         advantage_PM=advantage_PM,  # type: ignore[arg-type]
         weight_PM=np.ones((P, M), np.float32),  # type: ignore[arg-type]
+        index_PM=np.tile(np.arange(M, dtype=np.int32), (P, 1)),  # type: ignore[arg-type]
     )
 
 
-def learner(architecture, optimizer, mesh, beta=0.0):
-    shards = mesh.shape["data"] * mesh.shape["fsdp"]
-    settings = UpdateSettings(beta=beta, data_shards=shards, devices=mesh.size)
-    return Learner(architecture.graph, optimizer, lookup_loss("grpo"), settings, reference_graph=architecture.base_graph)
+def learner(architecture, optimizer, beta=0.0):
+    settings = UpdateSettings(LOSSES["grpo"], Numbers(beta=beta))
+    rate = optax.constant_schedule(1.0)
+    return Learner(architecture.graph, optimizer, rate, settings, reference_graph=architecture.base_graph)
 
 
 def assert_trees_identical(actual, expected):
@@ -82,7 +84,7 @@ def assert_trees_identical(actual, expected):
 def test_an_update_moves_adapters_alone(param_dtype, one, tiny_model):
     """Adapters and moments are float32 beside a base of any dtype, and the base keeps every bit."""
     architecture, params = policy(tiny_model, one, param_dtype=param_dtype)
-    trained, frozen = part(params)
+    trained, frozen = split_adapters(params)
     before, base = jax.device_get((trained, frozen))
     names = {name + suffix for name in LORA.targets for suffix in (A, B)}
     assert set(trained["layers"]) == names
@@ -91,8 +93,8 @@ def test_an_update_moves_adapters_alone(param_dtype, one, tiny_model):
         state = init_state(trained, optimizer=ADAMW)
         moments = sum(x.size for x in jax.tree.leaves(state.opt_state) if x.ndim)
         assert moments == 2 * sum(x.size for x in jax.tree.leaves(before))
-        state, metrics = learner(architecture, ADAMW, one).update(state, to_global(one, batch()), frozen)
-    assert metrics.taken == 1
+        state, metrics = learner(architecture, ADAMW)(state, to_global(one, batch()), 1, frozen)
+    assert metrics["update/taken"] == 1
     assert set(state.params["layers"]) == names
     assert {x.dtype for x in jax.tree.leaves((state.params, state.opt_state)) if x.ndim} == {jnp.dtype("float32")}
     for name in LORA.targets:
@@ -102,14 +104,14 @@ def test_an_update_moves_adapters_alone(param_dtype, one, tiny_model):
 
 def test_a_is_moved_once_b_is_not_zero(one, tiny_model):
     architecture, params = policy(tiny_model, one)
-    trained, frozen = part(params)
-    update = learner(architecture, SGD, one).update
+    trained, frozen = split_adapters(params)
+    update = learner(architecture, SGD)
     with jax.set_mesh(one):
         new = init_state(jax.tree.map(jnp.copy, trained), optimizer=SGD)
-        first, _ = update(new, to_global(one, batch()), frozen)
+        first, _ = update(new, to_global(one, batch()), 1, frozen)
         old = init_state(moved(trained), optimizer=SGD)
         start = jax.device_get(old.params)
-        later, _ = update(old, to_global(one, batch()), frozen)
+        later, _ = update(old, to_global(one, batch()), 1, frozen)
     for name in LORA.targets:
         # The gradient of A is B's, which is zero at first.
         np.testing.assert_array_equal(first.params["layers"][name + A], trained["layers"][name + A])
@@ -121,13 +123,13 @@ def test_eight_devices_update_adapters_as_one_does(one, tiny_model):
     moves = []
     for mesh in (one, make_mesh((2, 2, 2))):
         architecture, params = policy(tiny_model, mesh)
-        trained, frozen = part(params)
+        trained, frozen = split_adapters(params)
         with jax.set_mesh(mesh):
             state = init_state(moved(trained), optimizer=SGD)
-            state, metrics = learner(architecture, SGD, mesh).update(state, to_global(mesh, batch()), frozen)
-        for array, shape in zip(*map(jax.tree.leaves, (state.params, part(architecture.shapes)[0])), strict=True):
+            state, metrics = learner(architecture, SGD)(state, to_global(mesh, batch()), 1, frozen)
+        for array, shape in zip(*map(jax.tree.leaves, (state.params, split_adapters(architecture.shapes)[0])), strict=True):
             assert array.sharding.is_equivalent_to(shape.sharding, array.ndim)
-        moves.append(jax.device_get((state.params, metrics.loss, metrics.grad_norm)))
+        moves.append(jax.device_get((state.params, metrics["loss"], metrics["policy/grad_norm"])))
     for ours, expected in zip(jax.tree.leaves(moves[1]), jax.tree.leaves(moves[0]), strict=True):
         np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=2e-6)
 
@@ -135,7 +137,7 @@ def test_eight_devices_update_adapters_as_one_does(one, tiny_model):
 @pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])
 def test_an_update_reaches_the_sampler(compute_dtype, one, tiny_model):
     architecture, params = policy(tiny_model, one, compute_dtype=compute_dtype)
-    trained, frozen = part(params)
+    trained, frozen = split_adapters(params)
     engine = RolloutEngine(
         architecture.graph,
         rollouts=1,
@@ -153,8 +155,8 @@ def test_an_update_reaches_the_sampler(compute_dtype, one, tiny_model):
 
     with jax.set_mesh(one):
         tokens, before = first_logp(params)
-        update = learner(architecture, SGD, one).update
-        state, _ = update(init_state(trained, optimizer=SGD), to_global(one, batch()), frozen)
+        update = learner(architecture, SGD)
+        state, _ = update(init_state(trained, optimizer=SGD), to_global(one, batch()), 1, frozen)
         drawn, after = first_logp(join(state.params, frozen))
         _, plain = first_logp(join(jax.tree.map(jnp.zeros_like, state.params), frozen))
     same = tokens == drawn
@@ -165,10 +167,10 @@ def test_an_update_reaches_the_sampler(compute_dtype, one, tiny_model):
 
 def test_a_sampler_that_does_not_see_the_adapters_is_refused(one, tiny_model):
     architecture, params = policy(tiny_model, one)
-    trained, frozen = part(params)
+    trained, frozen = split_adapters(params)
 
     def blind(params):
-        adapters, base = part(params)
+        adapters, base = split_adapters(params)
         return join(jax.tree.map(jnp.zeros_like, adapters), base)
 
     for prepare, refusal in (
@@ -183,21 +185,23 @@ def test_a_sampler_that_does_not_see_the_adapters_is_refused(one, tiny_model):
 
 def test_the_reference_policy_is_the_base_with_adapters_off(one, tiny_model):
     architecture, params = policy(tiny_model, one)
-    trained, frozen = part(params)
+    trained, frozen = split_adapters(params)
     with jax.set_mesh(one):
-        base_architecture, base = load_policy(ModelConfig(path=str(tiny_model), layers="scan"), one)
+        base_architecture, base = load_policy(ModelConfig(path=str(tiny_model)), one, layers="scan")
         kept = to_global(one, batch())
-        ours = learner(architecture, SGD, one, beta=0.5)
+        ours = learner(architecture, SGD, beta=0.5)
         start = init_state(moved(trained), optimizer=SGD)
-        state, away = ours.update(start, ours.with_reference(frozen, kept), frozen)
-        referred = ours.with_reference(frozen, kept)
-        plain = learner(base_architecture, SGD, one).logp(base, kept)
-        np.testing.assert_allclose(np.asarray(referred.logp_ref_PMC), plain, rtol=1e-6, atol=1e-6)
-        _, further = ours.update(state, referred, frozen)
-        _, at_first = ours.update(init_state(trained, optimizer=SGD), referred, frozen)
-    assert away.kl > 1e-3
-    assert further.kl > 1e-3
-    assert abs(at_first.kl) < 1e-6
+        state, away = ours(start, kept, 1, frozen, frozen)
+        found, _ = ours.deal(kept)
+        assert found is not None
+        deal = place(found)
+        plain = learner(base_architecture, SGD)._reference_logp(base, kept, deal)
+        np.testing.assert_allclose(ours._reference_logp(frozen, kept, deal), plain, rtol=1e-6, atol=1e-6)
+        _, further = ours(state, kept, 2, frozen, frozen)
+        _, at_first = ours(init_state(trained, optimizer=SGD), kept, 1, frozen, frozen)
+    assert away["policy/kl"] > 1e-3
+    assert further["policy/kl"] > 1e-3
+    assert abs(at_first["policy/kl"]) < 1e-6
 
 
 # --- whole runs ---------------------------------------------------------------------------------------------------------------
