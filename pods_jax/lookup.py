@@ -32,7 +32,7 @@ def lookup(table: Mapping[str, T], name: str, key: str, *, own: bool = False, ot
     """
     if name in table:
         return table[name]
-    if own and ":" in name:
+    if own and ":" in name.strip(":"):
         return import_own(name, key)
     near = difflib.get_close_matches(name, table, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""

@@ -14,7 +14,7 @@ from pods_jax.algorithm.losses import lookup_loss
 from pods_jax.algorithm.selection import lookup_rule
 from pods_jax.assembly.policy import model_folder
 from pods_jax.config.command_line import config_difference, from_yaml
-from pods_jax.config.entries import Config, check_devices
+from pods_jax.config.entries import Config, EvaluateConfig, check_devices
 from pods_jax.config.fields import ConfigError
 from pods_jax.config.sections import DataConfig, RewardConfig, VerifyConfig
 from pods_jax.data.prompts import build_prompts, load_tokenizer
@@ -23,7 +23,8 @@ from pods_jax.data.tasks import find_task, load_splits
 from pods_jax.devices.sharding import make_mesh
 from pods_jax.models.families import read_spec
 from pods_jax.models.spec import DecoderSpec
-from pods_jax.rewards.answers import gold_fault
+from pods_jax.rewards.answers import check_kind, gold_fault
+from pods_jax.rewards.extraction import check_sources
 from pods_jax.rewards.scoring import Scorer, make_scorer
 from pods_jax.run.checkpoint import Checkpoints, Progress
 from pods_jax.types import Prompt
@@ -84,7 +85,6 @@ def find_inputs(config: Config) -> Inputs:
         ValueError: a name, a number, a file or a folder that cannot be.
         OSError: a file that cannot be read.
     """
-    find_task(config.data.task)
     check_names(config)
     scorer = make_verifier(config.verify, config.reward, max_completion_length=config.rollout.max_completion_length)
     shape = check_devices(config, jax.device_count())
@@ -100,11 +100,15 @@ def find_inputs(config: Config) -> Inputs:
     return Inputs(folder, mesh, scorer, tokenizer, train_prompts, held_out, resumed)
 
 
-def check_names(config: Config) -> None:
-    """Refuses an unknown rule, kind of advantage or loss."""
-    lookup_rule(config.selection.rule)
-    lookup_advantage(config.advantage.over)
-    lookup_loss(config.loss.name)
+def check_names(config: Config | EvaluateConfig) -> None:
+    """Refuses an unknown task, kind of answer, source of answers, rule, kind of advantage or loss."""
+    find_task(config.data.task)
+    check_kind(config.data.answer_kind)
+    check_sources(config.verify.sources)
+    if isinstance(config, Config):
+        lookup_rule(config.selection.rule)
+        lookup_advantage(config.advantage.over)
+        lookup_loss(config.loss.name)
 
 
 def run_folder(config: Config) -> Path:

@@ -14,6 +14,7 @@ from typing import Any
 from pods_jax.data.questions import Loaded
 from pods_jax.data.rows import Source, Split
 from pods_jax.data.splitting import HELD_OUT_SHARE, is_held_out, without_order
+from pods_jax.lookup import lookup
 from pods_jax.problem import Problem
 
 PREFIX = "reasoning_gym:"
@@ -28,9 +29,9 @@ def check_dataset(name: str) -> None:
     Raises:
         ValueError: No such data set, or the package is not installed.
     """
-    names = importlib.import_module("reasoning_gym.factory").DATASETS if _package() else {}
-    if name not in names:
-        raise ValueError(f"data.task='{PREFIX}{name}': reasoning_gym has no such data set; valid: {', '.join(sorted(names))}")
+    _package()  # says what to install where it is missing
+    datasets = sorted(importlib.import_module("reasoning_gym.factory").DATASETS)
+    lookup(dict.fromkeys(datasets), name, f"data.task='{PREFIX}{name}': dataset")
 
 
 def load_problems(split: Split, *, dataset: str, count: int, seed: int, source: Source) -> Loaded:

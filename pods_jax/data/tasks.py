@@ -1,6 +1,5 @@
 """The table of tasks: where problems come from. The data layer's first stage; prompts.py turns problems into tokens."""
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,6 +11,7 @@ from pods_jax.data import amc, arithmetic, gsm8k, hendrycks_math, jsonl, reasoni
 from pods_jax.data.examples import take_examples
 from pods_jax.data.questions import Loaded, ReadQuestion, load_questions
 from pods_jax.data.rows import Columns, Origin, Source, Split
+from pods_jax.lookup import lookup
 from pods_jax.problem import Problem
 
 SPLITS: tuple[Split, ...] = ("train", "held_out")
@@ -151,21 +151,17 @@ def find_task(name: str) -> Task:
         ValueError: No such task, where the message names the nearest and all valid names; or the package that generates it is
             not installed, or has no such data set.
     """
-    if name in TASKS:
-        return TASKS[name]
     dataset = name.removeprefix(reasoning_gym.PREFIX)
-    if dataset != name:
-        reasoning_gym.check_dataset(dataset)
-        return Task(
-            load=partial(reasoning_gym.load_problems, dataset=dataset),
-            system_prompt=THINK_ANSWER_PROMPT,
-            description=f"Problems and scorer of reasoning-gym's {dataset}.",
-            generated=True,
-            settings=("options",),
-        )
-    near = difflib.get_close_matches(name, TASKS, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise ValueError(f"data.task={name!r} is no task; {hint}valid: {', '.join(TASKS)}, {reasoning_gym.PREFIX}<dataset>")
+    if dataset == name:
+        return lookup(TASKS, name, "data.task", others=[f"{reasoning_gym.PREFIX}<dataset>"])
+    reasoning_gym.check_dataset(dataset)
+    return Task(
+        load=partial(reasoning_gym.load_problems, dataset=dataset),
+        system_prompt=THINK_ANSWER_PROMPT,
+        description=f"Problems and scorer of reasoning-gym's {dataset}.",
+        generated=True,
+        settings=("options",),
+    )
 
 
 def load_splits(

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pods_jax.lookup import lookup
 from pods_jax.problem import Problem
 from pods_jax.rewards.extraction import SOURCES, check_sources
 from pods_jax.rewards.scoring import make_scorer
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         rows = read_graded(options.path, options.datasets.split(","))
-        compare(rows, check_sources(options.sources.split(",")), options.workers, options.repeat)
+        compare(rows, check_sources(options.sources.split(","), "--sources"), options.workers, options.repeat)
     except (OSError, ValueError) as error:
         print(f"pods_jax.rewards.agreement: error: {error}", file=sys.stderr)
         return 2
@@ -49,9 +50,8 @@ def read_graded(path: Path, datasets: Sequence[str]) -> list[dict[str, Any]]:
     Raises:
         ValueError: A data set without a known kind of answer, or no completion.
     """
-    unknown = [name for name in datasets if name not in ANSWER_KINDS]
-    if unknown:
-        raise ValueError(f"--datasets: {unknown[0]!r} has no known kind of answer; valid: {', '.join(ANSWER_KINDS)}")
+    for name in datasets:
+        lookup(ANSWER_KINDS, name, "--datasets")
     with path.open(encoding="utf-8") as file:
         rows = [row for row in map(json.loads, file) if row["dataset"] in datasets]
     if not rows:

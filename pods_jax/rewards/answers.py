@@ -10,8 +10,9 @@ import re
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 
+from pods_jax.lookup import lookup
 from pods_jax.problem import Problem
-from pods_jax.rewards.chemistry import read_equation, same_equation
+from pods_jax.rewards.chemistry import same_equation
 from pods_jax.rewards.choices import read_choice, same_choice
 from pods_jax.rewards.expressions import same_mathematics
 from pods_jax.rewards.extraction import DEFAULT_SOURCES, boxed, extract_answer
@@ -71,15 +72,13 @@ KINDS: dict[str, Callable[[Problem, str], Verdict]] = {
 """How an answer is compared with a problem's gold answer, by ``Problem.answer_kind``."""
 
 
-def find_kind(name: str) -> Callable[[Problem, str], Verdict]:
-    """Look a kind of answer up.
+def check_kind(name: str) -> None:
+    """Refuses a kind of answer that rows with a written gold answer cannot have.
 
     Raises:
-        ValueError: No such kind; the message names all.
+        ValueError: There is no such kind; the message gives the nearest and all valid names.
     """
-    if name not in KINDS:
-        raise ValueError(f"answer_kind={name!r} is no kind of answer; valid: {', '.join(KINDS)}")
-    return KINDS[name]
+    lookup({kind: same for kind, same in KINDS.items() if kind != "reasoning_gym"}, name, "data.answer_kind")
 
 
 def judge(problem: Problem, completion: str, sources: Sequence[str] = DEFAULT_SOURCES) -> Verdict:
@@ -88,7 +87,7 @@ def judge(problem: Problem, completion: str, sources: Sequence[str] = DEFAULT_SO
     Raises:
         ValueError: The problem's kind of answer does not exist.
     """
-    same = find_kind(problem.answer_kind)
+    same = lookup(KINDS, problem.answer_kind, "answer_kind")
     answer = extract_answer(completion, sources)
     return False if answer is None else same(problem, answer)
 
@@ -120,14 +119,11 @@ def vote(problem: Problem, completion: str, sources: Sequence[str] = DEFAULT_SOU
 def gold_fault(problem: Problem) -> str | None:
     """Why a problem's gold answer cannot be used, for a report at load time; ``None`` when it can."""
     gold, kind = problem.answer, problem.answer_kind
-    find_kind(kind)
-    readable = {
-        "number": lambda: read_quantity(gold) is not None,
-        "choice": lambda: read_choice(gold, problem.choices) is not None,
-        "equation": lambda: read_equation(gold) is not None,
-        "reasoning_gym": lambda: {"dataset", "options", "entry"} <= json.loads(problem.extra or "{}").keys(),
-    }
-    return None if readable.get(kind, lambda: bool(tidy(gold)))() else f"{gold!r} cannot be read as an answer of kind {kind}"
+    if kind == "reasoning_gym":
+        readable = {"dataset", "options", "entry"} <= json.loads(problem.extra or "{}").keys()
+    else:
+        readable = lookup(KINDS, kind, "answer_kind")(problem, "") is not None
+    return None if readable else f"{gold!r} cannot be read as an answer of kind {kind}"
 
 
 def _inner(answer: str) -> str:

@@ -8,6 +8,7 @@ the table, whatever order they are named in, and the first one that the completi
 import re
 from collections.abc import Callable, Sequence
 
+from pods_jax.lookup import lookup
 from pods_jax.rewards.quantities import LONGEST_NUMBER, NUMBER
 from pods_jax.rewards.spelling import tidy
 
@@ -83,17 +84,16 @@ DEFAULT_SOURCES = ("answer", "boxed")
 """Both say "this is my answer"; the last number of a text says so only where a run asks for it."""
 
 
-def check_sources(sources: Sequence[str]) -> tuple[str, ...]:
+def check_sources(sources: Sequence[str], key: str = "verify.sources") -> tuple[str, ...]:
     """Return the sources in order of precedence.
 
     Raises:
         ValueError: No source, one named twice, or one that does not exist.
     """
-    unknown = [name for name in sources if name not in SOURCES]
-    if unknown:
-        raise ValueError(f"verify.sources: {unknown[0]!r} is no source; valid: {', '.join(SOURCES)}")
+    for name in sources:
+        lookup(SOURCES, name, key)
     if not sources or len(set(sources)) < len(sources):
-        raise ValueError(f"verify.sources={list(sources)} must name at least one source, and each once")
+        raise ValueError(f"{key}={list(sources)} must name at least one source, and each once")
     return tuple(name for name in SOURCES if name in sources)
 
 

@@ -5,16 +5,13 @@ cannot score this completion; a reward that only a worker process may compute re
 rewards always run there, under the same limits as the verifiers.
 """
 
-import difflib
-import importlib
 import inspect
-import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+from pods_jax.lookup import lookup
 from pods_jax.problem import Problem
 from pods_jax.rewards.answers import judge
 from pods_jax.rewards.choices import same_choice
@@ -70,34 +67,15 @@ def find_reward(name: str) -> Reward:
     Raises:
         ValueError: No such entry, or nothing of that name that takes ``(problem, completion)``.
     """
-    if name in REWARDS:
-        return REWARDS[name]
-    module_name, colon, function_name = name.partition(":")
-    if not (colon and module_name and function_name):
-        near = difflib.get_close_matches(name, REWARDS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"reward.functions: {name!r} is no reward; {hint}valid: {', '.join(REWARDS)}, or module:function")
-    _check_signature(name, _import_function(module_name, function_name))
-    return Reward(partial(_in_a_worker, name), weight=1.0)
+    entry: Any = lookup(REWARDS, name, "reward.functions", own=True)
+    if not isinstance(entry, Reward):
+        _check_signature(name, entry)
+        entry = Reward(partial(_in_a_worker, name), weight=1.0)
+    return entry
 
 
 def _in_a_worker(name: str, problem: Problem, completion: str) -> Job:
     return Job(name, (problem, completion))
-
-
-def _import_function(module_name: str, function_name: str) -> Callable[..., Any]:
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"reward.functions: module {module_name!r} cannot be imported ({reason})") from error
-    function = vars(module).get(function_name)
-    if not callable(function):
-        fault = "has no function" if function is None else "has something that is no function named"
-        raise ValueError(f"reward.functions: module {module_name!r} {fault} {function_name!r}")
-    return function
 
 
 def _check_signature(name: str, function: Callable[..., Any]) -> None:

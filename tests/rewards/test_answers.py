@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from pods_jax.rewards.answers import (
     KINDS,
     LONGEST_NUMBER,
+    check_kind,
     extract_answer,
     gold_fault,
     is_correct,
@@ -199,9 +200,18 @@ def test_all_kinds_are_tested():
     assert set(KINDS) == {*GOLD, "reasoning_gym"}
 
 
-def test_an_unknown_kind_is_refused_with_all_names():
-    with pytest.raises(ValueError, match="answer_kind='numbr' is no kind of answer; valid: exact, number, math"):
-        judge(problem("18", "numbr"), "<answer>18</answer>")
+def test_an_unknown_kind_is_refused_with_the_nearest_and_all_names():
+    words = "answer_kind='numbr' .*did you mean 'number'. valid: exact, number, math, choice, equation, text"
+    for refuse in (lambda asked: judge(asked, "<answer>18</answer>"), gold_fault, lambda asked: check_kind(asked.answer_kind)):
+        with pytest.raises(ValueError, match=words):
+            refuse(problem("18", "numbr"))
+
+
+def test_rows_have_every_kind_whose_gold_answer_is_written():
+    for kind in GOLD:
+        check_kind(kind)
+    with pytest.raises(ValueError, match=r"^data\.answer_kind='reasoning_gym' .*valid: exact, number, math, choice, .*text$"):
+        check_kind("reasoning_gym")
 
 
 @pytest.mark.parametrize("kind", ["number", "choice", "equation", "math", "text", "reasoning_gym"])
