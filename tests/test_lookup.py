@@ -1,10 +1,11 @@
 import sys
+from typing import Any
 
 import pytest
 
 from pods_jax.lookup import bind, import_own, lookup, settable
 
-TABLE = {"alpha": 1, "beta": 2}
+TABLE: dict[str, Any] = {"alpha": 1, "beta": 2}
 
 
 def test_an_entry_is_found_by_its_name():

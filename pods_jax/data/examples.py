@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from pods_jax.problem import Problem
+from pods_jax.rewards.choices import LETTERS
 
 SEARCHED = 16
 """Problems of each stretch among which the shortest becomes an example."""
@@ -51,6 +52,6 @@ def _length(problem: Problem) -> int:
 def _reasoning(problem: Problem) -> str:
     if problem.solution:
         return problem.solution
-    if problem.choices:  # letters of options stand in order
-        return f"Of the options, {problem.answer} fits: {problem.choices[ord(problem.answer) - ord('A')]}."
+    if problem.choices:
+        return f"Of the options, {problem.answer} fits: {problem.choices[LETTERS.index(problem.answer)]}."
     return f"Working it out gives {problem.answer}."

@@ -7,8 +7,7 @@ from pods_jax.data.gold import UnparsableError
 from pods_jax.data.rows import Columns, Origin, Row, Source, Split, read_rows
 from pods_jax.data.splitting import is_held_out
 from pods_jax.problem import Problem
-
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+from pods_jax.rewards.choices import LETTERS
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ def letter_of(value: object, choices: Sequence[str]) -> str:
 def _problem(problem_id: str, task: str, question: Question) -> Problem:
     parts = [question.text]
     if question.choices:
-        parts.append("\n".join(f"{LETTERS[index]}. {text}" for index, text in enumerate(question.choices)))
+        parts.append("\n".join(f"{letter}. {text}" for letter, text in zip(LETTERS, question.choices, strict=False)))
         parts.append("Answer with the letter of the right option.")
     parts += [question.instruction] if question.instruction else []
     return Problem(

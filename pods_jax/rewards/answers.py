@@ -111,7 +111,7 @@ def vote(problem: Problem, completion: str, sources: Sequence[str] = DEFAULT_SOU
         return answer
     answer = _inner(answer)
     if problem.answer_kind == "choice":
-        return read_choice(answer, problem.choices) or answer
+        return read_choice(answer, problem.choices, problem.answer) or answer
     value = read_quantity(answer) if problem.answer_kind in ("number", "math") else None
     return _spelled(value) if value else compact(tidy(answer)) or answer
 

@@ -16,7 +16,7 @@ LONGEST_EXPRESSION = 1_000
 
 _ALGEBRA = "pods_jax.rewards.algebra:same_expression"
 
-_LETTER = re.compile(r"\\(?:text|mbox|mathrm|textbf)\s*\{\s*\(?[A-J]\)?\s*\}|\([A-J]\)")
+_LETTER = re.compile(r"\\(?:text|mbox|mathrm|textbf)\s*\{\s*\(?[A-Z]\)?\s*\}|\([A-Z]\)")
 _WORDS = re.compile(r"[A-Za-z]{2,}(?:[ '-][A-Za-z]+)*")
 _AS_TEXT = re.compile(r"\\(?:text|mbox|mathrm|textbf)\b")
 _ASSIGNED = re.compile(r"\A\\?[A-Za-z]+ ?= ?")
