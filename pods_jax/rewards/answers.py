@@ -16,14 +16,13 @@ from pods_jax.rewards.chemistry import same_equation
 from pods_jax.rewards.choices import read_choice, same_choice
 from pods_jax.rewards.expressions import same_mathematics
 from pods_jax.rewards.extraction import DEFAULT_SOURCES, boxed, extract_answer
-from pods_jax.rewards.quantities import LONGEST_NUMBER, Quantity, read_quantity, same_quantity
+from pods_jax.rewards.quantities import LONGEST_NUMBER, Quantity, decimal_of, read_quantity, same_quantity
 from pods_jax.rewards.spelling import compact, tidy, without_lead
 from pods_jax.rewards.workers import Job
 
 Verdict = bool | Job | None
 """Right or wrong; a job whose number is the share of right (1 is right); ``None`` when the gold answer cannot be read."""
 
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)(?:\.[0-9]+)?")
 _LEADING_ZERO = re.compile(r"[+-]?0[0-9,]")
 _GYM = "pods_jax.rewards.gym:score_answer"
 
@@ -135,9 +134,7 @@ def _inner(answer: str) -> str:
 
 
 def _number(text: str) -> Decimal | None:
-    if len(text) > LONGEST_NUMBER or not _NUMBER.fullmatch(text) or _LEADING_ZERO.match(text):
-        return None
-    return Decimal(text.replace(",", ""))
+    return None if len(text) > LONGEST_NUMBER or _LEADING_ZERO.match(text) else decimal_of(text)
 
 
 def _spelled(quantity: Quantity) -> str:

@@ -15,7 +15,9 @@ from pods_jax.rewards.spelling import tidy
 LAST_NUMBER_WINDOW = 2_000
 """Characters at the end of a completion in which the last number is looked for."""
 
-_BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+BOX = r"\\(?:boxed|fbox)(?![A-Za-z])\s*"
+"""What opens a box, up to its brace."""
+_BRACES = re.compile(BOX + r"\{|\\.|[{}]", re.DOTALL)
 _CUT_WORD = re.compile(r"\A\S+")
 _DENIED = re.compile(r"(?:\b(?:not|never|than)|n't|!=|\\neq?)\W*(?:[A-Za-z]+\W+){0,2}\Z")
 _OPERAND = re.compile(r"(?:[A-Za-z]\Z|[*/+^_]|[0-9)}%]\s*-|\\(?:times|cdot|div|pm)|(?:[\^_]|\\sqrt(?:\[[^\]]*\])?)\s*\{)\s*\Z")

@@ -8,6 +8,7 @@ multiplication has not been carried out. What has a variable, a root or a power 
 
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
 from itertools import islice
 
@@ -18,6 +19,7 @@ LONGEST_NUMBER = 64
 LONGEST_TEXT = 2_000
 """Characters up to which a text is searched for the number that it says."""
 
+_PLAIN = re.compile(r"[+-]?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)(?:\.[0-9]+)?")
 _DIGITS = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,3}(?: [0-9]{3})+|[0-9]+)(?![0-9])(?:\.[0-9]+)?|\.[0-9]+)"
 _LATEX_RATIO = rf"\\frac\{{-?{_DIGITS}\}}\{{{_DIGITS}\}}"
 _RATIO = rf"{_DIGITS} ?/ ?{_DIGITS}"
@@ -49,6 +51,11 @@ _ATTACHED_UNITS = re.compile(
     r"(?:m|g|h|s|L|[cmk]m|[mk]g|m[lL]|ft|in|mi|yd|hrs?|mins?|sec|deg|lbs?|oz|mph|km?ph|kmh|USD|cents)?(?![A-Za-z])"
 )
 _ASSIGNED = re.compile(r"(?<![A-Za-z\\])([A-Za-z])\s*=")
+
+
+def decimal_of(text: str) -> Decimal | None:
+    """Returns the value of digits with an optional sign, thousands separators and decimals; ``None`` for any other text."""
+    return Decimal(text.replace(",", "")) if _PLAIN.fullmatch(text) else None
 
 
 @dataclass(frozen=True)
