@@ -28,33 +28,18 @@ MAX_PROBLEMS = 1_000_000
 """Most problems of one split; about 129 million expressions exist at the default length."""
 
 
-def generate(rng: np.random.Generator, *, operations: int = OPERATIONS, times_share: float = TIMES_SHARE) -> str:
+def generate(rng: np.random.Generator, *, times_share: float = TIMES_SHARE) -> str:
     """Draw one expression such as ``+4*3+5-2*7+1=``: digits 1 to 9, and a + in front.
 
     Args:
         rng: Source of randomness, advanced by the draw.
-        operations: Operations of the expression, at least ``ANSWER_DIGITS``.
         times_share: Probability that an operation after the first is ``*``.
     """
     plain = (1 - times_share) / 2
-    signs = rng.choice(list("+-*"), size=operations, p=[plain, plain, times_share])
-    digits = rng.integers(1, 10, size=operations)
+    signs = rng.choice(list("+-*"), size=OPERATIONS, p=[plain, plain, times_share])
+    digits = rng.integers(1, 10, size=OPERATIONS)
     signs[0] = "+"  # a leading * or - would make the first total trivial or a special case
     return "".join(f"{sign}{digit}" for sign, digit in zip(signs, digits, strict=True)) + "="
-
-
-def totals(expression: str) -> list[int]:
-    """Return the running totals of an expression, each modulo 10, one for every operation.
-
-    Raises:
-        ValueError: The expression is not of the form that ``generate`` writes.
-    """
-    return _run(_operations(expression))
-
-
-def gold(expression: str) -> str:
-    """Return the right answer: the last three running totals as three digits."""
-    return _answer(totals(expression))
 
 
 def demonstration(expression: str, *, slip: float, rng: np.random.Generator) -> str:
@@ -75,21 +60,18 @@ def demonstration(expression: str, *, slip: float, rng: np.random.Generator) -> 
     return f"<think>{_steps(written, running)}</think><answer>{_answer(running)}</answer>"
 
 
-def load_problems(split: str, *, count: int, seed: int, path: str | None, times_share: float = TIMES_SHARE) -> list[Problem]:
+def load_problems(split: str, *, count: int, seed: int, times_share: float = TIMES_SHARE) -> list[Problem]:
     """Generate distinct problems of one split, the same ones for the same seed.
 
     Args:
         split: ``"train"`` or ``"held_out"``.
         count: How many; this task has no natural end, so 0 ("all") is refused.
         seed: Seed of the expressions drawn.
-        path: Must be ``None``: the task has no file.
         times_share: Probability that an operation after the first is ``*``, at most ``MAX_TIMES_SHARE``.
 
     Raises:
-        ValueError: ``count`` or ``times_share`` is out of range, or ``path`` is given.
+        ValueError: ``count`` or ``times_share`` is out of range.
     """
-    if path is not None:
-        raise ValueError(f"data.path={path!r}: the arithmetic task generates its problems and reads no file")
     if not 1 <= count <= MAX_PROBLEMS:
         raise ValueError(f"{count} {split} problems asked of the arithmetic task; it generates 1 to {MAX_PROBLEMS}")
     if isinstance(times_share, bool) or not isinstance(times_share, int | float) or not 0 <= times_share <= MAX_TIMES_SHARE:

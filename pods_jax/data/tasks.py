@@ -95,7 +95,7 @@ def _arithmetic(split: Split, *, count: int, seed: int, source: Source) -> Loade
     options = reasoning_gym.read_options(source.options)
     if unknown := options.keys() - {"times_share"}:
         raise ValueError(f"data.options has {min(unknown)!r}; data.task='arithmetic' has times_share alone")
-    return Loaded(arithmetic.load_problems(split, count=count, seed=seed, path=source.path, **options))
+    return Loaded(arithmetic.load_problems(split, count=count, seed=seed, **options))
 
 
 def _from_rows(task: str, origins: Mapping[Split, Origin], read: ReadQuestion) -> LoadProblems:

@@ -6,9 +6,10 @@
 completions.
 """
 
-from pods_jax.rewards.answers import KINDS, gold_fault, is_correct, judge, same_answer, vote
+from pods_jax.rewards.answers import KINDS, gold_fault, judge, same_answer, vote
 from pods_jax.rewards.extraction import DEFAULT_SOURCES, SOURCES, extract_answer
-from pods_jax.rewards.scoring import REWARDS, Reward, RewardFunction, Scorer, Scores, make_scorer
+from pods_jax.rewards.scoring import Scorer, Scores, make_scorer
+from pods_jax.rewards.table import REWARDS, Reward, RewardFunction
 from pods_jax.rewards.workers import Job, Outcome, WorkerPool
 
 __all__ = [
@@ -25,7 +26,6 @@ __all__ = [
     "WorkerPool",
     "extract_answer",
     "gold_fault",
-    "is_correct",
     "judge",
     "make_scorer",
     "same_answer",

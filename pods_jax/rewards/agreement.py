@@ -66,18 +66,18 @@ def compare(rows: list[dict[str, Any]], sources: tuple[str, ...], workers: int, 
     ]
     texts = [[row["completion"]] for row in rows]
     with make_scorer(["correct"], sources=sources, workers=workers) as scorer:
-        scorer.score(problems, texts)  # starts the processes
+        scores = scorer.score(problems, texts)  # starts the processes too
         start = time.perf_counter()
         for _ in range(repeat):
-            scores = scorer.score(problems, texts)
+            scorer.score(problems, texts)
         seconds = time.perf_counter() - start
-    ours = [score == 1 for score in scores.parts["correct"][:, 0].tolist()]  # pyright: ignore[reportPossiblyUnboundVariable]
+    ours = [score == 1 for score in scores.parts["correct"][:, 0].tolist()]
     agreement = {}
     for name in sorted({row["dataset"] for row in rows}):
         same = [right == row["authors_correct"] for right, row in zip(ours, rows, strict=True) if row["dataset"] == name]
         agreement[name] = sum(same) / len(same)
         print(f"{name:<10} {sum(same):>5} of {len(same)} agree ({agreement[name]:.1%})")
-    lost = scores.unscored["correct"]  # pyright: ignore[reportPossiblyUnboundVariable]
+    lost = scores.unscored["correct"]
     print(f"sources {', '.join(sources)}; {repeat * len(rows) / seconds:,.0f} answers/s; {lost} could not be judged\n")
     for (ours_right, name, gold, where, answer), count in _classes(rows, ours, sources).most_common():
         verdicts = "ours right, theirs wrong" if ours_right else "ours wrong, theirs right"

@@ -91,18 +91,6 @@ def judge(problem: Problem, completion: str, sources: Sequence[str] = DEFAULT_SO
     return False if answer is None else same(problem, answer)
 
 
-def is_correct(problem: Problem, completion: str, sources: Sequence[str] = DEFAULT_SOURCES) -> bool:
-    """Tell whether a completion answers its problem, where text alone can tell.
-
-    Raises:
-        ValueError: It takes a worker process; ``Scorer.correct`` judges answers of any kind.
-    """
-    verdict = judge(problem, completion, sources)
-    if isinstance(verdict, Job):
-        raise ValueError(f"problem {problem.id} has an answer of kind {problem.answer_kind}, which worker processes judge")
-    return bool(verdict)
-
-
 def vote(problem: Problem, completion: str, sources: Sequence[str] = DEFAULT_SOURCES) -> str | None:
     """One spelling of a completion's answer, so that equal answers count together in a vote; ``None`` without an answer."""
     answer = extract_answer(completion, sources)

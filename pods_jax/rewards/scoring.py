@@ -17,12 +17,9 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int
 
 from pods_jax.problem import Problem
-from pods_jax.rewards.answers import judge
 from pods_jax.rewards.extraction import DEFAULT_SOURCES, check_sources
-from pods_jax.rewards.table import REWARDS, Reward, RewardFunction, find_reward
+from pods_jax.rewards.table import Reward, correct, find_reward
 from pods_jax.rewards.workers import Fault, Job, Outcome, WorkerPool, outcome_of
-
-__all__ = ["REWARDS", "Reward", "RewardFunction", "Scorer", "Scores", "make_scorer"]
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +93,7 @@ class Scorer:
         """
         shape = _shape(problems_P, texts_PN)
         rows = [(problem, text) for problem, texts_N in zip(problems_P, texts_PN, strict=True) for text in texts_N]
-        reward = Reward(lambda problem, text: _as_score(judge(problem, text, self.sources)), 1.0)
+        reward = Reward(partial(correct, sources=self.sources), 1.0)
         outcomes = self._outcomes({"correct": [_call(reward, *row, 0) for row in rows]}, [row[0] for row in rows])
         return np.array([outcome.value == 1.0 for outcome in outcomes["correct"]], bool).reshape(shape)
 
@@ -214,10 +211,6 @@ def _call(reward: Reward, problem: Problem, text: str, tokens: int) -> Outcome |
     except Exception:
         return Outcome(fault="error", detail=traceback.format_exc())
     return score if isinstance(score, Job) else outcome_of(score)
-
-
-def _as_score(verdict: bool | Job | None) -> float | Job | None:
-    return float(verdict) if isinstance(verdict, bool) else verdict
 
 
 def _finite(values: Sequence[float | None]) -> np.ndarray:

@@ -123,12 +123,6 @@ class WorkerPool:
         """End all processes; a later ``run`` starts new ones."""
         _stop_all(self._workers)
 
-    def __enter__(self) -> "WorkerPool":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _hand_out(self, waiting: dict[bytes, Job]) -> None:
         while waiting:
             worker = next((worker for worker in self._workers if not worker.payload), None)

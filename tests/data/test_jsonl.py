@@ -7,7 +7,7 @@ from pods_jax.data.jsonl import read_question
 from pods_jax.data.rows import Columns, Source
 from pods_jax.data.tasks import load_splits
 from pods_jax.problem import Problem
-from pods_jax.rewards.answers import gold_fault, is_correct, vote
+from pods_jax.rewards.answers import gold_fault, judge, vote
 from pods_jax.rewards.choices import LETTERS
 
 
@@ -47,10 +47,10 @@ def test_as_many_options_as_there_are_letters_are_asked_and_their_answers_judged
         assert gold_fault(problem) is None
         assert f"\n{problem.answer}. {text}" in problem.messages[0]["content"]
         for right in (problem.answer, f"({problem.answer.lower()})", text, f"{problem.answer}. {text}"):
-            assert is_correct(problem, f"<answer>{right}</answer>")
+            assert judge(problem, f"<answer>{right}</answer>") is True
             assert vote(problem, f"<answer>{right}</answer>") == problem.answer
         other = LETTERS[LETTERS.index(problem.answer) - 1]
-        assert not is_correct(problem, f"<answer>{other}</answer>")
+        assert judge(problem, f"<answer>{other}</answer>") is False
 
 
 @pytest.mark.parametrize("gold", ["B", "K", "k", "Z"])
@@ -59,9 +59,9 @@ def test_a_letter_without_options_is_asked_and_judged(gold):
     problem = Problem("own/0", (), question.answer, "jsonl", question.kind)
     assert gold_fault(problem) is None
     for right in (gold, f"({gold})", gold.lower()):
-        assert is_correct(problem, f"<answer>{right}</answer>")
+        assert judge(problem, f"<answer>{right}</answer>") is True
         assert vote(problem, f"<answer>{right}</answer>") == gold.upper()
-    assert not is_correct(problem, "<answer>C</answer>")
+    assert judge(problem, "<answer>C</answer>") is False
 
 
 @pytest.mark.parametrize(

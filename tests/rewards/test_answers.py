@@ -9,15 +9,14 @@ from pods_jax.rewards.answers import (
     KINDS,
     LONGEST_NUMBER,
     check_kind,
-    extract_answer,
     gold_fault,
-    is_correct,
     judge,
     same_answer,
     same_number,
     same_text,
     vote,
 )
+from pods_jax.rewards.extraction import DEFAULT_SOURCES, extract_answer
 from pods_jax.rewards.workers import Job
 from pods_jax.types import Problem
 
@@ -26,6 +25,12 @@ GOLD = {"exact": "18", "number": "18", "math": "18", "choice": "B", "equation": 
 
 def problem(answer, kind="exact", **fields):
     return Problem("p/0", (), answer, "made_up", kind, **fields)
+
+
+def is_correct(asked, completion, sources=DEFAULT_SOURCES):
+    verdict = judge(asked, completion, sources)
+    assert isinstance(verdict, bool)
+    return verdict
 
 
 @pytest.mark.parametrize(
@@ -222,8 +227,8 @@ def test_a_gold_answer_that_cannot_be_read_is_reported_and_never_scored(kind):
 
 
 def test_what_needs_a_worker_is_not_judged_without_one():
-    with pytest.raises(ValueError, match="problem p/0 has an answer of kind math, which worker processes judge"):
-        is_correct(problem("p - q", "math"), "<answer>-q + p</answer>")
+    job = Job("pods_jax.rewards.algebra:same_expression", ("-q + p", "p - q"))
+    assert judge(problem("p - q", "math"), "<answer>-q + p</answer>") == job
 
 
 @pytest.mark.parametrize("kind", ["number", "math"])

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pods_jax.rewards.scoring import REWARDS, Reward, Scorer, make_scorer
+from pods_jax.rewards.scoring import Scorer, make_scorer
+from pods_jax.rewards.table import REWARDS, Reward
 from pods_jax.types import Problem
 
 PROBLEM = Problem("p/0", (), "18", "made_up")
