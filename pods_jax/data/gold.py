@@ -1,4 +1,4 @@
-"""Gold answers as data sets write them, brought into the form that verifiers compare with; what cannot be read is refused."""
+"""Gold answers as data sets write them, brought into the form that verifiers compare with."""
 
 import re
 from decimal import Decimal
@@ -11,14 +11,14 @@ _UNBRACED_END = re.compile(r"\$|\\\)|\\\]|\n|[.,;:]?(?:\s|$)")
 
 
 class UnparsableError(ValueError):
-    """A row without a question or a gold answer that can be read; the message says what is wrong with it."""
+    """A row without a readable question or gold answer; the message says what is wrong with it."""
 
 
 def number(value: object) -> str:
-    """Return a number, or the text of one, in plain digits: ``1,080`` becomes ``1080``, ``$27.0`` becomes ``27``.
+    """Returns a number, or the text of one, in plain digits: ``1,080`` becomes ``1080``, and ``$27.0`` becomes ``27``.
 
     Raises:
-        UnparsableError: It is no number as a whole, is not finite, or has misplaced thousands separators.
+        UnparsableError: The value is no number as a whole, is not finite, or has misplaced thousands separators.
     """
     text = format(Decimal(str(value)), "f") if type(value) in (int, float) else value
     plain = text.strip().removeprefix("$").strip() if isinstance(text, str) else ""
@@ -30,10 +30,10 @@ def number(value: object) -> str:
 
 
 def last_boxed(solution: str) -> str:
-    r"""Return what stands in the last ``\boxed{...}`` or ``\fbox{...}``, braces matched; or after the last ``\boxed 5``.
+    r"""Returns what stands in the last ``\boxed{...}`` or ``\fbox{...}`` of a solution, or behind a last ``\boxed 5``.
 
     Raises:
-        UnparsableError: No box, an empty one, or one whose brace is never closed.
+        UnparsableError: There is no box, or the last one is empty or never closed.
     """
     found = list(re.finditer(BOX, solution))
     if not found:
@@ -49,10 +49,10 @@ def last_boxed(solution: str) -> str:
 
 
 def equation(text: str) -> str:
-    """Return a chemical equation with its white space made single.
+    """Returns a chemical equation with single blanks.
 
     Raises:
-        UnparsableError: It has not two sides joined by ``=``, or a term is no formula behind an optional whole coefficient.
+        UnparsableError: There are not two sides joined by ``=``, or a term is no formula behind an optional whole coefficient.
     """
     plain = " ".join(text.split())
     sides = plain.split("=")

@@ -1,8 +1,8 @@
 """How far the verifiers agree with graded completions: ``python -m pods_jax.rewards.agreement completions.jsonl``.
 
-The file has one JSON object a line: ``dataset``, ``answer`` (gold), ``completion`` and ``authors_correct``. Prints the
-agreement on each data set, how many answers were judged a second, and every disagreement, those with the same answer to the
-same question together.
+The file has one JSON object a line, with ``dataset``, ``answer`` (gold), ``completion`` and ``authors_correct``. The command
+prints the agreement on each data set, the speed, and every disagreement, those with the same answer to the same question
+together.
 """
 
 import argparse
@@ -25,7 +25,7 @@ SHOWN_CHARACTERS = 70
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code."""
+    """Runs the command and returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m pods_jax.rewards.agreement", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("path", type=Path, help="graded completions, JSONL")
     parser.add_argument(
@@ -45,10 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def read_graded(path: Path, datasets: Sequence[str]) -> list[dict[str, Any]]:
-    """Read the graded completions of some data sets.
+    """Reads the graded completions of some data sets.
 
     Raises:
-        ValueError: A data set without a known kind of answer, or no completion.
+        ValueError: A data set is unknown, or the file has no completion of any.
     """
     for name in datasets:
         lookup(ANSWER_KINDS, name, "--datasets")
@@ -60,7 +60,7 @@ def read_graded(path: Path, datasets: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def compare(rows: list[dict[str, Any]], sources: tuple[str, ...], workers: int, repeat: int = 1) -> dict[str, float]:
-    """Judge the completions, print agreement, speed and disagreements, and return the agreement by data set."""
+    """Judges the completions, prints agreement, speed and disagreements, and returns the agreement by data set."""
     problems = [
         Problem(str(index), (), row["answer"], row["dataset"], ANSWER_KINDS[row["dataset"]]) for index, row in enumerate(rows)
     ]

@@ -10,7 +10,7 @@ from pods_jax.rewards.spelling import tidy, without_lead
 LETTERS = ascii_uppercase
 """Letters of options: option ``i`` has ``LETTERS[i]``, and a question has no more options than there are letters."""
 USUAL_LETTERS = "ABCDEFGHIJ"
-"""What is read as a letter in any answer; a later one is only where an option or the gold answer has such a letter."""
+"""Letters that are looked for in any answer; later ones only where the options or the gold answer go beyond J."""
 LONGEST_CHOICE = 2_000
 """Characters up to which a text is read as a choice."""
 
@@ -26,13 +26,13 @@ _ANOTHER = re.compile(r"\b(?:or|and|but|not)\s+[(\[]?([A-Z])\b|(?<!\S)(?:[(\[]([
 def read_choice(text: str, options: Sequence[str] = (), gold: str = "") -> str | None:
     """Returns the letter that an answer names, in upper case; ``None`` when it names none, or more than one.
 
-    ``A``, ``(A)``, ``A.``, ``A. 12``, ``(A) 12``, "The answer is A" and "Option (A)" name A. Where the options are known, an
-    option's text alone names it too, and a letter names none that no option has or that the text of another option follows.
+    ``A``, ``(A)``, ``A.``, ``A. 12``, ``(A) 12``, "The answer is A" and "Option (A)" name A. Where the options are known, the
+    text of one names it too; a letter in front of another option's text names none, and neither does the letter of no option.
 
     Args:
         text: The answer.
         options: Texts of the options in order, where they are known.
-        gold: The gold answer; without options, letters go up to J, or up to Z when it is a letter beyond J.
+        gold: The gold answer; without options, letters go up to J, or up to Z when this is a letter beyond J.
     """
     if len(text) > LONGEST_CHOICE:
         return None
@@ -54,7 +54,7 @@ def read_choice(text: str, options: Sequence[str] = (), gold: str = "") -> str |
 
 
 def same_choice(answer: str, gold: str, options: Sequence[str] = ()) -> bool | None:
-    """Whether the answer names the letter of the gold answer; ``None`` when the gold answer names none."""
+    """Returns whether the answer names the letter of the gold answer; ``None`` when the gold answer names none."""
     letter = read_choice(gold, options, gold)
     return None if letter is None else read_choice(answer, options, gold) == letter
 

@@ -1,8 +1,8 @@
-"""The table of rewards, and where an own one is found.
+"""The table ``REWARDS``, and how an own reward is found.
 
-A reward is ``function(problem, completion) -> float | None``, where ``None`` (or a number that is not finite) means that it
-cannot score this completion; a reward that only a worker process may compute returns a ``Job``, whose number is the score. Own
-rewards always run there, under the same limits as the verifiers.
+A reward is ``function(problem, completion) -> float | None``, where ``None`` or a number that is not finite says that it cannot
+score this completion. A reward that only a worker process may compute returns a ``Job``, whose number is the score. Own rewards
+always run there, under the same limits as the verifiers.
 """
 
 import inspect
@@ -25,13 +25,13 @@ RewardFunction = Callable[..., float | Job | None]
 
 @dataclass(frozen=True)
 class Reward:
-    """A reward function and the weight it has unless the configuration sets another.
+    """An entry of ``REWARDS``.
 
     Attributes:
-        function: ``function(problem, completion)``; with ``sources=`` too where it reads the answer; one that reads the length
-            is ``function(tokens, limit=, margin=)``.
-        weight: Weight of its score in the sum.
-        reads: What it looks at: the ``text``, the ``answer`` in the text, or the ``length`` in tokens.
+        function: ``function(problem, completion)``, with ``sources=`` where it reads the answer; one that reads the length is
+            ``function(tokens, limit=, margin=)``.
+        weight: Weight of the score in the sum, unless the configuration sets another.
+        reads: What the function looks at: the ``text``, the ``answer`` in the text, or the ``length`` in tokens.
     """
 
     function: RewardFunction
@@ -40,13 +40,13 @@ class Reward:
 
 
 def correct(problem: Problem, completion: str, *, sources: Sequence[str] = DEFAULT_SOURCES) -> float | Job | None:
-    """1 for the right answer, else 0, compared as the problem's kind of answer asks; ``None`` for an unreadable gold answer."""
+    """Returns 1 for the right answer by the problem's kind, else 0; ``None`` when the gold answer cannot be read."""
     verdict = judge(problem, completion, sources)
     return float(verdict) if isinstance(verdict, bool) else verdict
 
 
 def choice(problem: Problem, completion: str, *, sources: Sequence[str] = DEFAULT_SOURCES) -> float | None:
-    """1 for the letter or text of the right option, else 0, whatever the problem's kind of answer is."""
+    """Returns 1 for the letter or the text of the right option, else 0, whatever the problem's kind of answer."""
     answer = extract_answer(completion, sources)
     verdict = same_choice("" if answer is None else answer, problem.answer, problem.choices)
     return None if verdict is None else float(verdict)
@@ -62,10 +62,10 @@ REWARDS: dict[str, Reward] = {
 
 
 def find_reward(name: str) -> Reward:
-    """Look a reward up in the table, or import an own one (``module:function``, importable from the working directory).
+    """Returns an entry of ``REWARDS``, or an own reward: ``module:function``, importable from the working directory.
 
     Raises:
-        ValueError: No such entry, or nothing of that name that takes ``(problem, completion)``.
+        ValueError: There is no such entry, or no function of that name that takes ``(problem, completion)``.
     """
     entry: Any = lookup(REWARDS, name, "reward.functions", own=True)
     if not isinstance(entry, Reward):
