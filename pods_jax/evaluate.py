@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from rich.progress import track
 
-from pods_jax.assembly.inputs import load_prompts, make_verifier
+from pods_jax.assembly.inputs import check_names, load_prompts, make_verifier
 from pods_jax.assembly.parts import engine_numbers, make_engine, make_sampling
 from pods_jax.assembly.policy import model_folder
 from pods_jax.assembly.sources import find_policy, load_any_policy
@@ -51,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def evaluate(config: EvaluateConfig) -> dict[str, float]:
     """Evaluates as configured, prints the result and returns it."""
+    check_names(config)
     keep_compiled(config.compile_cache)
     shape = check_devices(config, jax.device_count())
     mesh = make_mesh(shape, jax.devices()[: math.prod(shape)])

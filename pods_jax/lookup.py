@@ -34,7 +34,7 @@ def lookup(
     """
     if name in table:
         return table[name]
-    if own is not None and ":" in name:
+    if own is not None and ":" in name.strip(":"):
         return import_own(name, key, own)
     near = difflib.get_close_matches(name, table, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""

@@ -17,7 +17,7 @@ class Problem:
         task: Name of the task in the ``TASKS`` table.
         answer_kind: How an answer is compared with the gold one: ``exact``, ``number``, ``math``, ``choice``, ``equation``,
             ``text`` or ``reasoning_gym``.
-        choices: Texts of the options of a multiple choice, in order; option ``i`` has the letter ``"ABC..."[i]``.
+        choices: Texts of the options of a multiple choice, in order; option ``i`` has the letter ``"ABC...Z"[i]``.
         extra: What else the verifier of this kind needs, as JSON; empty for most kinds.
         solution: The data set's own worked solution, without the answer line; shown in worked examples alone, never scored.
     """

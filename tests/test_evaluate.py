@@ -255,3 +255,18 @@ def test_a_run_folder_that_cannot_be_read_is_refused_in_one_line(spoil, words, f
     assert message.startswith("pods_jax.evaluate: error: ")
     assert words in message
     assert message.count("\n") == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "words"),
+    [
+        ("data.task", "gms8k", "did you mean 'gsm8k'? valid: arithmetic, gsm8k, math, "),
+        ("data.answer_kind", "nmber", "did you mean 'number'? valid: exact, number, math, choice, equation, text"),
+        ("verify.sources", "box", "did you mean 'boxed'? valid: answer, boxed, last_number"),
+    ],
+)
+def test_an_unknown_name_is_refused_before_the_model_is_looked_for(key, name, words, capsys):
+    assert evaluate.main([f"--{key}", name, "--model.path", "no/such/model"]) == 2
+    message = capsys.readouterr().err.strip()
+    assert message.startswith(f"pods_jax.evaluate: error: {key}='{name}' is unknown; {words}")
+    assert message.count("\n") == 0

@@ -1,10 +1,11 @@
 import sys
+from typing import Any
 
 import pytest
 
-from pods_jax.lookup import bind, lookup, settable
+from pods_jax.lookup import bind, import_own, lookup, settable
 
-TABLE = {"alpha": 1, "beta": 2}
+TABLE: dict[str, Any] = {"alpha": 1, "beta": 2}
 
 
 def test_an_entry_is_found_by_its_name():
@@ -18,6 +19,8 @@ def test_an_entry_is_found_by_its_name():
         ("zzzz", None, "loss.name='zzzz' is unknown; valid: alpha, beta"),
         ("zzzz", (), "loss.name='zzzz' is unknown; valid: alpha, beta, module:function"),
         ("a:b", None, "loss.name='a:b' is unknown; valid: alpha, beta"),
+        ("alpha:", (), "loss.name='alpha:' is unknown; did you mean 'alpha'? valid: alpha, beta, module:function"),
+        (":beta", (), "loss.name=':beta' is unknown; did you mean 'beta'? valid: alpha, beta, module:function"),
     ],
 )
 def test_an_unknown_name_is_refused_with_the_nearest_and_all_valid_ones(name, own, words):
@@ -54,14 +57,18 @@ def test_an_own_function_is_imported_from_the_working_directory():
         ("own_entries:thing", "module 'own_entries' has something that is no function named 'thing'"),
         ("own_missing:f", r"module 'own_missing' cannot be imported \(ModuleNotFoundError"),
         ("own_broken:f", r"module 'own_broken' cannot be imported \(ZeroDivisionError"),
-        (":f", "names no function"),
-        ("own_entries:", "names no function"),
     ],
 )
 def test_an_own_function_that_cannot_be_had_is_refused_by_name(name, words):
     with pytest.raises(ValueError, match=words) as refused:
         lookup(TABLE, name, "loss.name", own=())
     assert str(refused.value).startswith("loss.name")
+
+
+@pytest.mark.parametrize("name", [":f", "own_entries:"])
+def test_half_a_name_is_no_function(name):
+    with pytest.raises(ValueError, match=f"loss.name='{name}' names no function"):
+        import_own(name, "loss.name")
 
 
 def scaled(x, *, factor=2.0, times=1, label="none"):

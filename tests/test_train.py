@@ -304,7 +304,9 @@ def test_a_torn_checkpoint_is_passed_over(whole, trained, workshop):
     ("changes", "words"),
     [
         ({"selection.rule": "max_varience"}, ["'max_varience'", "max_variance", "percentile"]),
-        ({"data.task": "arithmetics"}, ["'arithmetics'", "arithmetic"]),
+        ({"data.task": "arithmetics"}, ["data.task='arithmetics'", "did you mean 'arithmetic'?", "gsm8k"]),
+        ({"data.answer_kind": "nmber"}, ["data.answer_kind='nmber'", "did you mean 'number'?", "exact", "equation"]),
+        ({"verify.sources": "answer,box"}, ["verify.sources='box'", "did you mean 'boxed'?", "answer", "last_number"]),
         ({"loss.name": "gppo"}, ["'gppo'", "grpo", "dapo"]),
         ({"reward.functions": "corect"}, ["'corect'", "correct", "format"]),
         ({"reward.functions": "own_rewards_of_a_user:varieties"}, ["own_rewards_of_a_user", "varieties"]),

@@ -14,7 +14,7 @@ from pods_jax.algorithm.losses import find_loss
 from pods_jax.algorithm.selection import TIES, find_rule
 from pods_jax.assembly.policy import model_folder
 from pods_jax.config.command_line import config_difference, from_yaml
-from pods_jax.config.entries import Config, check_devices
+from pods_jax.config.entries import Config, EvaluateConfig, check_devices
 from pods_jax.config.fields import ConfigError
 from pods_jax.config.sections import DataConfig, RewardConfig, VerifyConfig
 from pods_jax.data.prompts import build_prompts, load_tokenizer
@@ -24,7 +24,8 @@ from pods_jax.devices.sharding import make_mesh
 from pods_jax.lookup import lookup
 from pods_jax.models.families import read_spec
 from pods_jax.models.spec import DecoderSpec
-from pods_jax.rewards.answers import gold_fault
+from pods_jax.rewards.answers import check_kind, gold_fault
+from pods_jax.rewards.extraction import check_sources
 from pods_jax.rewards.scoring import Scorer, make_scorer
 from pods_jax.run.checkpoint import Checkpoints, Progress
 from pods_jax.types import Prompt
@@ -82,7 +83,6 @@ def find_inputs(config: Config) -> Inputs:
         ValueError: a name, a number, a file or a folder that cannot be.
         OSError: a file that cannot be read.
     """
-    find_task(config.data.task)
     check_names(config)
     scorer = make_verifier(config.verify, config.reward, max_completion_length=config.rollout.max_completion_length)
     shape = check_devices(config, jax.device_count())
@@ -98,13 +98,17 @@ def find_inputs(config: Config) -> Inputs:
     return Inputs(folder, mesh, scorer, tokenizer, train_prompts, held_out, resumed)
 
 
-def check_names(config: Config) -> None:
+def check_names(config: Config | EvaluateConfig) -> None:
     """Refuses a name that its table does not have, and numbers that the chosen entry does not have."""
-    find_rule(config.selection.rule, config.selection.options)
-    lookup(TIES, config.selection.ties, "selection.ties")
-    find_advantage(config.advantage.over, config.advantage.options)
-    find_loss(config.loss.name, config.loss.options)
-    lookup(SCHEDULES, config.optimizer.schedule, "optimizer.schedule")
+    find_task(config.data.task)
+    check_kind(config.data.answer_kind)
+    check_sources(config.verify.sources)
+    if isinstance(config, Config):
+        find_rule(config.selection.rule, config.selection.options)
+        lookup(TIES, config.selection.ties, "selection.ties")
+        find_advantage(config.advantage.over, config.advantage.options)
+        find_loss(config.loss.name, config.loss.options)
+        lookup(SCHEDULES, config.optimizer.schedule, "optimizer.schedule")
 
 
 def run_folder(config: Config) -> Path:

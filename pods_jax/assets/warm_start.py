@@ -187,7 +187,7 @@ def initial_params(spec: DecoderSpec, seed: int) -> Any:
 def batches(config: WarmStartConfig, tokenizer: PreTrainedTokenizerBase) -> Iterator[Demonstrations]:
     """Yields the batch of each step: training problems in the order of the seed, each with one sloppy demonstration."""
     count, share = config.steps * config.batch, config.times_share
-    problems = load_problems("train", count=count, seed=config.seed, path=None, times_share=share)
+    problems = load_problems("train", count=count, seed=config.seed, times_share=share)
     prompts = _prompts(problems, tokenizer)
     rng = np.random.default_rng(config.seed)
     texts = [demonstration(question(problem), slip=config.slip, rng=rng) for problem in problems]
@@ -253,7 +253,7 @@ def held_out_accuracy(
 ) -> dict[str, float]:
     """Share of held-out problems answered right, by greedy decoding and by sampling once at temperature 1."""
     count, share = config.held_out_problems, config.times_share
-    problems = load_problems("held_out", count=count, seed=config.seed, path=None, times_share=share)
+    problems = load_problems("held_out", count=count, seed=config.seed, times_share=share)
     evaluator = partial(
         Evaluator,
         engine=engine,

@@ -22,7 +22,8 @@ from pods_jax.bench.update import check_cut
 from pods_jax.bench.workload import ModelOptions, ShapeOptions, policy
 from pods_jax.config.fields import Checked, ConfigError, Count, CountOrZero, Seed
 from pods_jax.devices.sharding import to_global, to_local
-from pods_jax.rewards.scoring import Reward, Scorer
+from pods_jax.rewards.scoring import Scorer
+from pods_jax.rewards.table import Reward
 from pods_jax.rollout.sampling import sampling_params
 from pods_jax.types import Problem
 

@@ -108,8 +108,9 @@ class DataConfig(Checked, key="data"):
     """Column of a worked solution to show in worked examples, for the task jsonl."""
     choices_column: str | None = None
     """Column of the options, for multiple choice in the task jsonl: a list of texts, or lists named text and label."""
-    answer_kind: Literal["math", "number", "choice", "equation", "text", "exact"] = "math"
-    """How answers are compared with the gold answer, for the task jsonl; choices_column makes it choice."""
+    answer_kind: str = "math"
+    """How answers are compared with the gold answer, for the task jsonl: math, number, choice, equation, text or exact;
+    choices_column makes it choice."""
     options: list[str] = field(default_factory=list)
     """Settings of a reasoning_gym data set, or times_share=0.4 of the arithmetic task (its share of multiplications), each
     key=value; on the command line separated by commas."""
@@ -286,7 +287,7 @@ class RewardConfig(Checked, key="reward"):
 class VerifyConfig(Checked, key="verify"):
     """How answers are found and verified, for rewards and for evaluation."""
 
-    sources: list[Literal["answer", "boxed", "last_number"]] = field(default_factory=lambda: ["answer", "boxed"])
+    sources: list[str] = field(default_factory=lambda: ["answer", "boxed"])
     """Where an answer may stand. The first of answer (<answer>...</answer>), boxed and last_number that is there decides."""
     time_limit: Positive = 5.0
     """Seconds of wall-clock time to verify one answer, or for one call of an own reward; a late one is invalid and counted."""

@@ -1,4 +1,4 @@
-"""From a task's name to the prompts of each step, on the host: rows -> questions -> tasks -> prompts -> loader."""
+"""From the name of a task to the prompts of each step, on the host: rows -> questions -> tasks -> prompts -> loader."""
 
 from pods_jax.data.loader import make_loader
 from pods_jax.data.prompts import PromptReport, build_prompts, eos_ids, load_tokenizer, pad_prompts

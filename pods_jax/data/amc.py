@@ -8,10 +8,10 @@ ORIGINS: dict[Split, Origin] = {"held_out": Origin("math-ai/amc23", "test")}
 
 
 def read_question(row: Row, columns: Columns) -> Question:
-    """Read a row; the answer is a float (27.0) or its text.
+    """Reads a row, whose answer is a float (27.0) or the text of one.
 
     Raises:
-        UnparsableError: No question, or an answer that is no number.
+        UnparsableError: There is no question, or the answer is no number.
     """
     del columns
     return Question(text_of(row, "question"), number(row.get("answer")), "number")

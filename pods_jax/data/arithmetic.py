@@ -3,12 +3,12 @@
     prompt      +4*3+5-2*7+1=
     completion  <think>+4=4*3=2+5=7-2=5*7=5+1=6</think><answer>556</answer>
 
-The total starts at 0 and there is no precedence. ``<think>`` echoes every operation with the running total after it;
-``<answer>`` holds the last three totals: three digits, so that a guess is right about once in a thousand. With six operations
-a prompt is 13 tokens and its completion 31, each without BOS or EOS.
+The total starts at 0 and there is no precedence. ``<think>`` echoes every operation with the running total after it, and
+``<answer>`` holds the last three totals, so that a guess is right about once in a thousand. With six operations a prompt is 13
+tokens and its completion 31, each without BOS or EOS.
 
-Whether an expression is held out is decided by its hash alone, so no seed and no size can bring a held-out problem into
-training. The module also writes the demonstrations, right or sloppy, from which the bundled model was warm-started.
+The hash of an expression alone decides whether it is held out (``splitting.py``). The module also writes the demonstrations,
+right or sloppy, from which the bundled models were warm-started.
 """
 
 import numpy as np
@@ -19,54 +19,39 @@ from pods_jax.problem import Problem
 OPERATIONS = 6
 """Operations of a problem, the leading + included."""
 TIMES_SHARE = 0.2
-"""Probability that an operation after the first is a multiplication; the rest is shared by + and -."""
+"""Probability that an operation after the first is a multiplication; + and - share the rest."""
 MAX_TIMES_SHARE = 0.9
-"""Above it there would be too few different expressions."""
+"""Largest such probability; beyond it there are too few different expressions."""
 ANSWER_DIGITS = 3
 """How many of the last running totals the answer holds."""
 MAX_PROBLEMS = 1_000_000
-"""Most problems of one split; about 129 million expressions exist at the default length."""
+"""Most problems of one split; there are about 129 million expressions."""
 
 
-def generate(rng: np.random.Generator, *, operations: int = OPERATIONS, times_share: float = TIMES_SHARE) -> str:
-    """Draw one expression such as ``+4*3+5-2*7+1=``: digits 1 to 9, and a + in front.
+def generate(rng: np.random.Generator, *, times_share: float = TIMES_SHARE) -> str:
+    """Draws an expression such as ``+4*3+5-2*7+1=``: digits 1 to 9, and a + in front.
 
     Args:
         rng: Source of randomness, advanced by the draw.
-        operations: Operations of the expression, at least ``ANSWER_DIGITS``.
         times_share: Probability that an operation after the first is ``*``.
     """
     plain = (1 - times_share) / 2
-    signs = rng.choice(list("+-*"), size=operations, p=[plain, plain, times_share])
-    digits = rng.integers(1, 10, size=operations)
+    signs = rng.choice(list("+-*"), size=OPERATIONS, p=[plain, plain, times_share])
+    digits = rng.integers(1, 10, size=OPERATIONS)
     signs[0] = "+"  # a leading * or - would make the first total trivial or a special case
     return "".join(f"{sign}{digit}" for sign, digit in zip(signs, digits, strict=True)) + "="
 
 
-def totals(expression: str) -> list[int]:
-    """Return the running totals of an expression, each modulo 10, one for every operation.
-
-    Raises:
-        ValueError: The expression is not of the form that ``generate`` writes.
-    """
-    return _run(_operations(expression))
-
-
-def gold(expression: str) -> str:
-    """Return the right answer: the last three running totals as three digits."""
-    return _answer(totals(expression))
-
-
 def demonstration(expression: str, *, slip: float, rng: np.random.Generator) -> str:
-    """Write a completion; a sloppy one computes a ``*`` as if it were a ``+``, and carries the wrong total on.
+    """Writes the completion of an expression, without EOS; a slip adds where it should multiply and carries the total on.
 
     Args:
         expression: What ``generate`` wrote.
-        slip: Probability of that slip, drawn for each ``*`` on its own; 0 demonstrates the right rule.
+        slip: Probability of a slip, drawn for each ``*`` on its own; 0 demonstrates the right rule.
         rng: Source of randomness, advanced once for every operation.
 
-    Returns:
-        The completion's text, without EOS.
+    Raises:
+        ValueError: The expression is not of the form that ``generate`` writes.
     """
     written = _operations(expression)
     slips = rng.random(len(written)) < slip
@@ -75,21 +60,18 @@ def demonstration(expression: str, *, slip: float, rng: np.random.Generator) -> 
     return f"<think>{_steps(written, running)}</think><answer>{_answer(running)}</answer>"
 
 
-def load_problems(split: str, *, count: int, seed: int, path: str | None, times_share: float = TIMES_SHARE) -> list[Problem]:
-    """Generate distinct problems of one split, the same ones for the same seed.
+def load_problems(split: str, *, count: int, seed: int, times_share: float = TIMES_SHARE) -> list[Problem]:
+    """Generates distinct problems of one split, the same ones for the same seed.
 
     Args:
         split: ``"train"`` or ``"held_out"``.
-        count: How many; this task has no natural end, so 0 ("all") is refused.
+        count: How many, from 1 to ``MAX_PROBLEMS``.
         seed: Seed of the expressions drawn.
-        path: Must be ``None``: the task has no file.
         times_share: Probability that an operation after the first is ``*``, at most ``MAX_TIMES_SHARE``.
 
     Raises:
-        ValueError: ``count`` or ``times_share`` is out of range, or ``path`` is given.
+        ValueError: ``count`` or ``times_share`` is out of range.
     """
-    if path is not None:
-        raise ValueError(f"data.path={path!r}: the arithmetic task generates its problems and reads no file")
     if not 1 <= count <= MAX_PROBLEMS:
         raise ValueError(f"{count} {split} problems asked of the arithmetic task; it generates 1 to {MAX_PROBLEMS}")
     if isinstance(times_share, bool) or not isinstance(times_share, int | float) or not 0 <= times_share <= MAX_TIMES_SHARE:

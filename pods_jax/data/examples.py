@@ -4,20 +4,18 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from pods_jax.problem import Problem
+from pods_jax.rewards.choices import LETTERS
 
 SEARCHED = 16
-"""Problems of each stretch among which the shortest becomes an example."""
+"""How many problems of each stretch are compared; the shortest becomes an example."""
 
 
 def take_examples(problems: Sequence[Problem], count: int) -> tuple[list[Problem], list[Problem]]:
-    """Take examples out of training problems: of each of ``count`` equal stretches, the shortest of its first few problems.
+    """Returns ``count`` examples taken out of the training problems, and the problems that remain to be trained on.
 
-    Sources list their problems by subject, so stretches show more of them than the first few problems would; short ones leave
-    more of ``data.max_prompt_length`` to the prompt. Neither a seed nor the number of problems that are trained on plays a
-    part: training and evaluation show the same examples.
-
-    Returns:
-        The examples, and the problems that remain to be trained on.
+    Each is the shortest of the first few problems of one of ``count`` equal stretches. Sources list their problems by subject,
+    so that stretches show more subjects than the first problems would, and short examples leave more of
+    ``data.max_prompt_length`` to the prompt. No seed plays a part: training and evaluation show the same examples.
 
     Raises:
         ValueError: No problem would remain.
@@ -33,7 +31,7 @@ def take_examples(problems: Sequence[Problem], count: int) -> tuple[list[Problem
 
 
 def worked_turns(problem: Problem) -> list[dict[str, str]]:
-    """Return a problem's messages and the assistant's, whose answer is right and in think/answer form.
+    """Returns the messages of a problem and the assistant's turn, with the right answer in think/answer form.
 
     Raises:
         ValueError: The problem has a scorer and no gold answer.
@@ -51,6 +49,6 @@ def _length(problem: Problem) -> int:
 def _reasoning(problem: Problem) -> str:
     if problem.solution:
         return problem.solution
-    if problem.choices:  # letters of options stand in order
-        return f"Of the options, {problem.answer} fits: {problem.choices[ord(problem.answer) - ord('A')]}."
+    if problem.choices:
+        return f"Of the options, {problem.answer} fits: {problem.choices[LETTERS.index(problem.answer)]}."
     return f"Working it out gives {problem.answer}."

@@ -17,10 +17,10 @@ _CALCULATOR_MARK = re.compile(r"<<[^<>]*>>")
 
 
 def read_question(row: Row, columns: Columns) -> Question:
-    """Read a row: the gold answer stands after the last ``####``, the solution before it, cleared of calculator marks.
+    """Reads a row: in front of the last ``####`` stands the solution, with calculator marks, and behind it the gold answer.
 
     Raises:
-        UnparsableError: No question, no ``####``, or no number after it.
+        UnparsableError: There is no question, no ``####``, or no number behind it.
     """
     del columns
     solution, mark, answer = text_of(row, "answer").rpartition("####")

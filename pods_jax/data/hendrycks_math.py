@@ -1,7 +1,7 @@
-"""MATH: competition problems with LaTeX answers; trained on the original training split, evaluated on MATH-500.
+"""MATH: competition problems with LaTeX answers; the original training split, and MATH-500 held out.
 
-References: Measuring Mathematical Problem Solving With the MATH Dataset, arXiv 2103.03874; MATH-500 is the subset of its test
-split that Let's Verify Step by Step, arXiv 2305.20050, holds out.
+References: Measuring Mathematical Problem Solving With the MATH Dataset, arXiv 2103.03874; Let's Verify Step by Step, arXiv
+2305.20050, which holds the 500 out of its test split.
 """
 
 from pods_jax.data.gold import last_boxed
@@ -24,10 +24,10 @@ ORIGINS: dict[Split, Origin] = {
 
 
 def read_question(row: Row, columns: Columns) -> Question:
-    """Read a row: the gold answer is the column ``answer`` where there is one (MATH-500), else the solution's last box.
+    """Reads a row: the gold answer is the column ``answer`` where there is one (MATH-500), or the last box of the solution.
 
     Raises:
-        UnparsableError: No problem, no solution, or no box in it.
+        UnparsableError: There is no problem, no solution, or no box in it.
     """
     del columns
     solution = text_of(row, "solution")

@@ -1,4 +1,4 @@
-"""The user's own rows: columns named in the configuration."""
+"""The user's own rows, whose columns the configuration names."""
 
 from pods_jax.data.gold import UnparsableError, equation, number
 from pods_jax.data.questions import Question, choices_of, letter_of, text_of
@@ -6,7 +6,7 @@ from pods_jax.data.rows import Columns, Row
 
 
 def read_question(row: Row, columns: Columns) -> Question:
-    """Read a row. Answers may be texts or numbers; with options they are a letter or an index from 0.
+    """Reads a row: the gold answer is a text or a number; with options it is a letter, or an index from 0.
 
     Raises:
         UnparsableError: A column is missing, or the gold answer is not of the configured kind.

@@ -1,7 +1,7 @@
 """From problems to prompt tokens: tokenizer, chat template, exactly one BOS, length limit, padding.
 
-The data layer's second stage, between tasks.py and loader.py. The chat template is applied here, once for the whole run;
-completions are never tokenised again from text.
+This is the stage between ``tasks.py`` and ``loader.py``. The chat template is applied here, once for the whole run; completions
+are never tokenised again from text.
 """
 
 import json
@@ -20,13 +20,12 @@ from pods_jax.problem import Problem
 from pods_jax.types import Prompt
 
 TEMPLATE_DATE = "26 Jul 2024"
-"""Date for chat templates that write one (Llama 3): their own default. Today's would make a run that is continued tomorrow
-another run."""
+"""Date for chat templates that write one (Llama 3), their own default; today's would change a run that is continued later."""
 
 
 @dataclass(frozen=True)
 class PromptReport:
-    """What became of the problems: how many prompts were kept, how many dropped as over-long, the longest kept in tokens."""
+    """How many prompts were kept, how many were dropped as over-long, and the longest kept one in tokens."""
 
     kept: int
     dropped: int
@@ -34,7 +33,7 @@ class PromptReport:
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a Hugging Face folder, from local files and without running code from it.
+    """Loads the tokenizer of a Hugging Face folder, without running code from it.
 
     Raises:
         ValueError: The folder is missing, or holds no tokenizer that transformers can read.
@@ -48,10 +47,10 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
 
 
 def eos_ids(tokenizer: PreTrainedTokenizerBase, path: str | Path) -> tuple[int, ...]:
-    """Return every token id that ends a completion, in ascending order.
+    """Returns every token id that ends a completion, in ascending order.
 
-    The union of the tokenizer's EOS and of ``eos_token_id`` (one id or several) in ``generation_config.json``; a folder without
-    that file is asked for ``config.json``'s, as transformers does.
+    These are the tokenizer's EOS and the ``eos_token_id`` (one or several) of ``generation_config.json``, or of ``config.json``
+    where the folder has no such file, as in transformers.
 
     Raises:
         ValueError: No EOS id is known, or one is not a non-negative integer.
@@ -76,17 +75,17 @@ def build_prompts(
     system_prompt: str | None,
     examples: Sequence[Problem] = (),
 ) -> tuple[list[Prompt], PromptReport]:
-    """Turn problems into prompts: chat template with the generation prompt, exactly one BOS where the model uses one.
+    """Turns problems into prompts: chat template with the generation prompt, and exactly one BOS where the model uses one.
 
-    A tokenizer without a chat template (a base model) gets the plain-text form: the contents of the messages, a blank line
-    between them. A model uses a BOS when its template writes it in front or its tokenizer puts it before every text; whichever
-    does, or both, the prompt starts with one.
+    Without a chat template (a base model) a prompt is the contents of the messages with a blank line between them. A model uses
+    a BOS when its template writes one in front or its tokenizer puts one before every text; whichever does, or both, the prompt
+    starts with one.
 
     Args:
         problems: Training or held-out problems.
         tokenizer: What ``load_tokenizer`` returned.
         max_length: Longest prompt in tokens, BOS included.
-        over_long: Drop longer prompts and count them, or refuse the first. Prompts are never truncated.
+        over_long: Whether to drop longer prompts and count them, or refuse the first. Prompts are never truncated.
         system_prompt: Put before every problem; ``None`` or empty puts none.
         examples: Worked examples between system prompt and problem, each a user's and an assistant's turn.
 
@@ -94,8 +93,8 @@ def build_prompts(
         The prompts, in the problems' order, and the count of what was kept and dropped.
 
     Raises:
-        ValueError: An over-long prompt when ``over_long`` is ``"error"``, an empty prompt, no prompt left, or a chat template
-            that refuses the system prompt or leaves parts of the examples out.
+        ValueError: A prompt is empty, or over-long when ``over_long`` is ``"error"``; no prompt is left; or the chat template
+            refuses the system prompt or leaves parts of the examples out.
     """
     head = [{"role": "system", "content": system_prompt}] if system_prompt else []
     head += [turn for example in examples for turn in worked_turns(example)]
@@ -117,17 +116,17 @@ def build_prompts(
 
 
 def pad_prompts(prompts: Sequence[Prompt], *, multiple: int) -> tuple[Int32[np.ndarray, "P L"], Int32[np.ndarray, "P"]]:
-    """Pad prompts on the right to a common length.
+    """Pads prompts on the right to a common length.
 
     Args:
         prompts: P prompts, at least one.
         multiple: L is the longest prompt's length rounded up to a multiple of this, so that few shapes are ever compiled.
 
     Returns:
-        Tokens, int32, 0 beyond each prompt's end (every mask comes from the lengths), and the lengths, int32.
+        The tokens, 0 beyond each prompt's end (every mask comes from the lengths), and the lengths.
 
     Raises:
-        ValueError: No prompt, or ``multiple`` below 1.
+        ValueError: There is no prompt, or ``multiple`` is below 1.
     """
     if not prompts or multiple < 1:
         raise ValueError(f"cannot pad {len(prompts)} prompts to a multiple of {multiple}; both must be at least 1")

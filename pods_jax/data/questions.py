@@ -1,4 +1,4 @@
-"""From rows to problems: each task's file reads one row, this one reads them all and reports what cannot be read."""
+"""From rows to problems: the file of each task reads one row, and this one reads them all and reports what cannot be read."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,8 +7,7 @@ from pods_jax.data.gold import UnparsableError
 from pods_jax.data.rows import Columns, Origin, Row, Source, Split, read_rows
 from pods_jax.data.splitting import is_held_out
 from pods_jax.problem import Problem
-
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+from pods_jax.rewards.choices import LETTERS
 
 
 @dataclass(frozen=True)
@@ -18,10 +17,10 @@ class Question:
     Attributes:
         text: The question itself.
         answer: Gold answer, in the form that verifiers of ``kind`` compare with.
-        kind: As ``Problem.answer_kind``.
+        kind: Kind of answer, as in ``Problem.answer_kind``.
         choices: Texts of the options; ``answer`` is then the letter of the right one.
         solution: Worked solution without the answer line, where the row has one.
-        instruction: What to say after the question about the form of the answer.
+        instruction: What is said about the form of the answer, after the question.
     """
 
     text: str
@@ -34,24 +33,23 @@ class Question:
 
 @dataclass(frozen=True)
 class Loaded:
-    """Problems of one split, and what is wrong with the rows that became none."""
+    """The problems of one split, and what is wrong with the rows that became none."""
 
     problems: list[Problem]
     unparsable: list[str] = field(default_factory=list)
 
 
 ReadQuestion = Callable[[Row, Columns], Question | None]
-"""Reads one row: ``None`` where the row is not of this task; raises ``UnparsableError`` where it is and cannot be read."""
+"""Reads one row; ``None`` for a row of another task, and ``UnparsableError`` for one that cannot be read."""
 
 
 def load_questions(split: Split, *, task: str, source: Source, origins: Mapping[Split, Origin], read: ReadQuestion) -> Loaded:
-    """Read all problems of one split, in the order of the rows.
+    """Reads all problems of one split, in the order of the rows, which their ids count: ``gsm8k/train/17``.
 
-    Where both splits read the same rows, ``is_held_out`` divides them by the question's text. Ids count the rows that were
-    read: ``gsm8k/train/17``.
+    Where both splits read the same rows, ``is_held_out`` divides them by the text of the question.
 
     Raises:
-        ValueError: As ``read_rows``.
+        ValueError: As in ``read_rows``.
     """
     rows, divided = read_rows(split, source=source, origins=origins)
     loaded = Loaded([])
@@ -68,7 +66,7 @@ def load_questions(split: Split, *, task: str, source: Source, origins: Mapping[
 
 
 def text_of(row: Row, column: str) -> str:
-    """Return a row's text, stripped.
+    """Returns the text in a column, stripped.
 
     Raises:
         UnparsableError: The row has no such column, or no text in it.
@@ -82,10 +80,10 @@ def text_of(row: Row, column: str) -> str:
 
 
 def choices_of(value: object) -> tuple[str, ...]:
-    """Return the options' texts of a list of texts, or of a record of ``text`` and ``label`` lists as ARC and SciKnowEval have.
+    """Returns the texts of the options: of a list of texts, or of lists named ``text`` and ``label`` (ARC, SciKnowEval).
 
     Raises:
-        UnparsableError: Fewer than two options, more than letters, an option that is no text, or labels not A, B, C, ...
+        UnparsableError: There are fewer than two options or more than letters, one is no text, or labels are not A, B, C, ...
     """
     texts, labels = (value.get("text"), value.get("label")) if isinstance(value, dict) else (value, None)
     if not isinstance(texts, list | tuple) or not 2 <= len(texts) <= len(LETTERS):
@@ -98,10 +96,10 @@ def choices_of(value: object) -> tuple[str, ...]:
 
 
 def letter_of(value: object, choices: Sequence[str]) -> str:
-    """Return the letter of the right option, given as a letter or as an index from 0.
+    """Returns the letter of the right option, given as a letter or as an index from 0.
 
     Raises:
-        UnparsableError: It names none of the options.
+        UnparsableError: The value names none of the options.
     """
     letters = LETTERS[: len(choices)]
     if type(value) is int and 0 <= value < len(choices):
@@ -114,7 +112,7 @@ def letter_of(value: object, choices: Sequence[str]) -> str:
 def _problem(problem_id: str, task: str, question: Question) -> Problem:
     parts = [question.text]
     if question.choices:
-        parts.append("\n".join(f"{LETTERS[index]}. {text}" for index, text in enumerate(question.choices)))
+        parts.append("\n".join(f"{letter}. {text}" for letter, text in zip(LETTERS, question.choices, strict=False)))
         parts.append("Answer with the letter of the right option.")
     parts += [question.instruction] if question.instruction else []
     return Problem(

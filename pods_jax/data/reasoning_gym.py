@@ -1,7 +1,7 @@
-"""Generated problems of the optional package reasoning-gym, task ``reasoning_gym:<dataset>``.
+"""Generated problems of the optional package reasoning-gym, for the task ``reasoning_gym:<dataset>``.
 
-Problems carry their whole entry as JSON, because the package's scorers read it: ``{"dataset", "options", "entry"}``. The
-verifier rebuilds the scorer from that, in its worker process: ``create_dataset(dataset, size=1, **options).score_answer``.
+A problem carries ``{"dataset", "options", "entry"}`` as JSON, from which the verifier rebuilds the package's scorer in its
+worker process (``rewards/gym.py``).
 """
 
 import importlib
@@ -14,39 +14,40 @@ from typing import Any
 from pods_jax.data.questions import Loaded
 from pods_jax.data.rows import Source, Split
 from pods_jax.data.splitting import HELD_OUT_SHARE, is_held_out, without_order
+from pods_jax.lookup import lookup
 from pods_jax.problem import Problem
 
 PREFIX = "reasoning_gym:"
 KIND = "reasoning_gym"
 SPARE_DRAWS = 1000
-"""Draws beyond twice the expected number, after which a generator with few different questions is left."""
+"""Draws beyond twice the expected number, after which a generator of few different questions is given up."""
 
 
 def check_dataset(name: str) -> None:
-    """Refuse a data set that the package does not have.
+    """Refuses a data set that the package does not have.
 
     Raises:
-        ValueError: No such data set, or the package is not installed.
+        ValueError: There is no such data set, or the package is not installed.
     """
-    names = importlib.import_module("reasoning_gym.factory").DATASETS if _package() else {}
-    if name not in names:
-        raise ValueError(f"data.task='{PREFIX}{name}': reasoning_gym has no such data set; valid: {', '.join(sorted(names))}")
+    _package()  # says what to install where it is missing
+    datasets = sorted(importlib.import_module("reasoning_gym.factory").DATASETS)
+    lookup(dict.fromkeys(datasets), name, f"data.task='{PREFIX}{name}': dataset")
 
 
 def load_problems(split: Split, *, dataset: str, count: int, seed: int, source: Source) -> Loaded:
-    """Generate different problems of one split, the same ones for the same seed and options.
+    """Generates different problems of one split, the same ones for the same seed and options.
 
-    Whether a question is held out is decided by its text (``is_held_out``), whatever the order of its summands and factors:
-    those that differ in it count as one (``without_order``), of which the first is kept. Fewer come than asked for when the
-    generator has no more different questions. A problem whose own gold answer does not get the full score, once its entry has
-    been through JSON, is reported as unparsable.
+    The text of a question decides whether it is held out (``is_held_out``). Questions that differ in the order of summands and
+    factors alone count as one (``without_order``), and the first is kept. When the generator has no more different questions,
+    fewer come than asked for. A problem whose own gold answer does not get the full score, once its entry has been through
+    JSON, is reported as unparsable.
 
     Args:
         split: ``"train"`` or ``"held_out"``.
         dataset: The package's name of the data set.
         count: How many, at least 1.
         seed: The package's seed.
-        source: Its ``options`` are the data set's settings, each ``key=value`` with the value as JSON.
+        source: Its ``options`` are the settings of the data set.
 
     Raises:
         ValueError: The package refuses the options, or ``count`` is 0.
@@ -74,10 +75,10 @@ def load_problems(split: Split, *, dataset: str, count: int, seed: int, source: 
 
 
 def read_options(options: Sequence[str]) -> dict[str, Any]:
-    """Read ``key=value`` settings, values as JSON, or as text where they are no JSON.
+    """Reads ``key=value`` settings, with each value as JSON, or as a text where it is none.
 
     Raises:
-        ValueError: A setting without a key or without ``=``, or a key given twice.
+        ValueError: A setting has no key or no ``=``, or a key is given twice.
     """
     read: dict[str, Any] = {}
     for option in options:

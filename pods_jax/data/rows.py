@@ -1,6 +1,6 @@
 """Where rows come from: local JSON lines, JSON or Parquet files, or a data set of the Hugging Face Hub.
 
-The data layer's very start. Rows are plain dicts; each task's own file says what they mean.
+This is the first stage of the data layer. Rows are plain dicts, and the file of each task says what they mean.
 """
 
 import json
@@ -17,13 +17,13 @@ Row = dict[str, Any]
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
 USUAL_SPLITS: dict[Split, str] = {"train": "train", "held_out": "test"}
-"""Names of splits that files and other data sets than a task's own are expected to have."""
+"""Names of the splits in files, and in data sets other than a task's own."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the Hub has one split of a task: repository, name of the split there, and the subsets (configurations) to join."""
+    """Where the Hub has one split of a task: the repository, its name of the split, and the subsets to join."""
 
     repository: str
     split: str
@@ -32,7 +32,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Columns:
-    """How the columns of a user's own rows are named, and what kind of answer they hold."""
+    """How the columns of the user's own rows are named, and what kind of answer they hold."""
 
     question: str = "question"
     answer: str = "answer"
@@ -43,7 +43,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Source:
-    """What the user says about where a task's data is; ``None`` and the empty values take the task's own."""
+    """Where the user says that the data of a task is; ``None`` takes the task's own place."""
 
     path: str | None = None
     held_out_path: str | None = None
@@ -57,7 +57,7 @@ class Source:
 
 @dataclass(frozen=True)
 class _Place:
-    """One split's place: a local path, or a repository of the Hub where ``local`` is ``None``."""
+    """Where one split is: a local path, or a repository of the Hub when ``local`` is ``None``."""
 
     local: Path | None
     repository: str
@@ -66,7 +66,7 @@ class _Place:
 
 
 def make_source(data: DataConfig) -> Source:
-    """Gather the source settings of a configuration."""
+    """Returns what a configuration says about where the data is."""
     return Source(
         path=data.path,
         held_out_path=data.held_out_path,
@@ -80,22 +80,20 @@ def make_source(data: DataConfig) -> Source:
 
 
 def read_rows(split: Split, *, source: Source, origins: Mapping[Split, Origin]) -> tuple[list[Row], bool]:
-    """Read the rows of one split.
+    """Returns the rows of one split, in the order of the names of the files, and whether both splits have the same ones.
 
-    ``source.path`` is a local file, a local folder, or the id of a Hub data set; unset takes the task's origin. Files of a
-    folder belong to a split by their name or their folder's (``train.jsonl``, ``main/test-00000-of-00001.parquet``). Files that
-    are named after neither split, and a Hub data set whose two splits are one, serve both: their questions must be divided.
+    ``source.path`` is a local file, a local folder, or the id of a Hub data set; unset takes the task's origin. A file of a
+    folder belongs to a split by its own name or its folder's (``train.jsonl``, ``main/test-00000-of-00001.parquet``). Files
+    that are named after neither split, and a Hub data set whose two splits are one, serve both, and their questions must be
+    divided.
 
     Args:
         split: ``"train"`` or ``"held_out"``.
         source: What the user says.
         origins: What the task says, for the splits that it has on the Hub.
 
-    Returns:
-        The rows, in the order of the files' names, and whether both splits read the same ones.
-
     Raises:
-        ValueError: No such file, folder or data set, nothing of that split in it, or a line that is no JSON object.
+        ValueError: There is no such file, folder or data set, or nothing of that split in it; or a line is no JSON object.
     """
     places: dict[Split, _Place] = {name: _place(name, source, origins) for name in ("train", "held_out")}
     here, there = places[split], places["held_out" if split == "train" else "train"]
@@ -144,7 +142,7 @@ def _hub_rows(place: _Place, revision: str | None) -> list[Row]:
 
 
 def _local_files(place: _Place, other_split: str | None) -> tuple[list[Path], bool]:
-    """Files of the place's split, and whether the other split, where it shares the path, would read the same ones."""
+    """Returns the files of a split, and whether the other split, where it shares the path, has the same ones."""
     assert place.local is not None
     files = _data_files(place.local, place.subsets)
     if not files:

@@ -1,6 +1,6 @@
 """SciKnowEval, Chemistry, level 3: multiple choice on molecules and reactions, and balancing of equations.
 
-The data set is published as one test collection; one question in eight is held out here, the rest is for training.
+The data set is published as one collection for tests; here one question in eight is held out, and the rest is for training.
 
 Reference: SciKnowEval: Evaluating Multi-level Scientific Knowledge of Large Language Models, arXiv 2406.09098.
 """
@@ -15,10 +15,10 @@ BALANCING = "balancing_chemical_equation"
 
 
 def read_question(row: Row, columns: Columns) -> Question | None:
-    """Read a row of chemistry at level 3 that is a four-choice question or an equation; any other is not of this task.
+    """Reads a four-choice question or an equation of chemistry at level 3; any other row is not of this task.
 
     Raises:
-        UnparsableError: No question, a key that names no option, or a gold equation that is none.
+        UnparsableError: There is no question, the key names no option, or the gold equation is none.
     """
     del columns
     details = row.get("details") or {}

@@ -14,21 +14,20 @@ HELD_OUT_SHARE = 1 / 8
 
 
 def is_held_out(question: str) -> bool:
-    """Tell by a stable hash of its text whether a question belongs to the held-out split.
+    """Returns whether a question is held out, by a stable hash of its text.
 
-    The text alone decides, so no seed, no size and no order of rows can bring a held-out question into training.
+    Nothing else plays a part, so no seed, no size and no order of rows can bring a held-out question into training.
     """
     digest = hashlib.sha256(question.encode()).digest()
     return int.from_bytes(digest[:8], "big") < HELD_OUT_SHARE * 2**64
 
 
 def without_order(question: str) -> str:
-    """Write a question so that it equals those that differ from it in the order of summands and factors alone.
+    """Returns a form, for comparison alone, that questions share when they differ in the order of summands and factors alone.
 
-    Every expression of numbers, ``+``, ``-``, ``*`` and ``/`` is replaced by its terms in order, each with its one sign and its
-    factors in order: "What is 7 + 3?" and "What is 3 + 7?" become one, "7 - 3" and "3 - 7" do not. Made for comparing, not for
-    reading. Now and then two questions become one that differ by more, since brackets aren't read; that only makes the
-    separation of what is compared stricter.
+    The terms of every expression of numbers, ``+``, ``-``, ``*`` and ``/`` are sorted, and so are the factors of each term:
+    "What is 7 + 3?" and "What is 3 + 7?" become one, "7 - 3" and "3 - 7" do not. Brackets are not read, so that now and then
+    two questions become one that differ by more; that only makes the separation of splits stricter.
     """
     return _EXPRESSION.sub(lambda found: "".join(sorted(map(_term, _TERM.findall(found[0])))), question)
 

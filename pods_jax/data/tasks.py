@@ -1,6 +1,5 @@
-"""The table of tasks: where problems come from. The data layer's first stage; prompts.py turns problems into tokens."""
+"""The table ``TASKS``: where problems come from. ``prompts.py`` turns them into tokens."""
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,6 +11,7 @@ from pods_jax.data import amc, arithmetic, gsm8k, hendrycks_math, jsonl, reasoni
 from pods_jax.data.examples import take_examples
 from pods_jax.data.questions import Loaded, ReadQuestion, load_questions
 from pods_jax.data.rows import Columns, Origin, Source, Split
+from pods_jax.lookup import lookup
 from pods_jax.problem import Problem
 
 SPLITS: tuple[Split, ...] = ("train", "held_out")
@@ -21,33 +21,31 @@ THINK_ANSWER_PROMPT = (
     "Solve the problem you are given. Reason first, step by step, between <think> and </think>; "
     "then write nothing but the final answer between <answer> and </answer>."
 )
-"""System prompt of the paper's set-up (reason in ``<think>``, answer in ``<answer>``), for tasks asked of instruct models."""
+"""System prompt for tasks that are asked of instruct models, after the paper: reason in ``<think>``, answer in ``<answer>``."""
 
 
 class LoadProblems(Protocol):
-    """How a task yields the problems of one split."""
+    """How a task gives the problems of one split."""
 
     def __call__(self, split: Split, *, count: int, seed: int, source: Source) -> Loaded:
-        """Return ``count`` generated problems, or all that the source has where a task reads rows; always in the same order."""
+        """Returns ``count`` generated problems, or all that the source has where the task reads rows, in a fixed order."""
         ...
 
 
 @dataclass(frozen=True)
 class Task:
-    """One entry of ``TASKS``.
+    """An entry of ``TASKS``.
 
     Attributes:
-        load: Yields the problems of a split.
+        load: Gives the problems of a split.
         system_prompt: Put before every problem unless the configuration sets another; ``None`` puts none.
-        description: One line for people.
-        generated: Problems are drawn from a generator: as many as asked for, and none of both splits.
-        splits: What the task has; ``("held_out",)`` is for evaluation alone.
+        generated: Whether problems are drawn from a generator: as many as asked for, and none in both splits.
+        splits: The splits that the task has; ``("held_out",)`` is for evaluation alone.
         settings: Which of the source settings ``columns`` and ``options`` the task reads.
     """
 
     load: LoadProblems
     system_prompt: str | None
-    description: str
     generated: bool = False
     splits: tuple[Split, ...] = SPLITS
     settings: tuple[str, ...] = ()
@@ -55,14 +53,14 @@ class Task:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What became of one split's rows; ``str()`` is the line to print.
+    """What became of the rows of one split; ``str()`` is the line to print.
 
     Attributes:
         split: ``"train"`` or ``"held_out"``.
-        problems: Problems to train or evaluate on.
-        available: Problems that could be read, of which ``problems`` are a choice.
-        unparsable: Rows that could not be read, each its id and what is wrong.
-        duplicates: Training problems dropped because they are held out too.
+        problems: How many problems are trained or evaluated on.
+        available: How many could be read, of which ``problems`` are a choice.
+        unparsable: The rows that could not be read, each with its id and what is wrong.
+        duplicates: How many training problems were dropped because they are held out too.
     """
 
     split: Split
@@ -95,7 +93,7 @@ def _arithmetic(split: Split, *, count: int, seed: int, source: Source) -> Loade
     options = reasoning_gym.read_options(source.options)
     if unknown := options.keys() - {"times_share"}:
         raise ValueError(f"data.options has {min(unknown)!r}; data.task='arithmetic' has times_share alone")
-    return Loaded(arithmetic.load_problems(split, count=count, seed=seed, path=source.path, **options))
+    return Loaded(arithmetic.load_problems(split, count=count, seed=seed, **options))
 
 
 def _from_rows(task: str, origins: Mapping[Split, Origin], read: ReadQuestion) -> LoadProblems:
@@ -107,65 +105,29 @@ def _from_rows(task: str, origins: Mapping[Split, Origin], read: ReadQuestion) -
 
 
 TASKS: dict[str, Task] = {
-    "arithmetic": Task(
-        load=_arithmetic,
-        system_prompt=None,
-        description="Chains of + - * evaluated from left to right modulo 10, generated; made for the bundled models.",
-        generated=True,
-        settings=("options",),
-    ),
-    "gsm8k": Task(
-        load=_from_rows("gsm8k", gsm8k.ORIGINS, gsm8k.read_question),
-        system_prompt=THINK_ANSWER_PROMPT,
-        description="Grade-school word problems with whole-number answers.",
-    ),
-    "math": Task(
-        load=_from_rows("math", hendrycks_math.ORIGINS, hendrycks_math.read_question),
-        system_prompt=THINK_ANSWER_PROMPT,
-        description="Competition problems with LaTeX answers; MATH-500 is held out.",
-    ),
+    "arithmetic": Task(_arithmetic, None, generated=True, settings=("options",)),
+    "gsm8k": Task(_from_rows("gsm8k", gsm8k.ORIGINS, gsm8k.read_question), THINK_ANSWER_PROMPT),
+    "math": Task(_from_rows("math", hendrycks_math.ORIGINS, hendrycks_math.read_question), THINK_ANSWER_PROMPT),
     "sciknoweval_chemistry": Task(
-        load=_from_rows("sciknoweval_chemistry", sciknoweval.ORIGINS, sciknoweval.read_question),
-        system_prompt=THINK_ANSWER_PROMPT,
-        description="Chemistry at SciKnowEval's level 3: four-choice questions, and equations to balance.",
+        _from_rows("sciknoweval_chemistry", sciknoweval.ORIGINS, sciknoweval.read_question), THINK_ANSWER_PROMPT
     ),
-    "amc23": Task(
-        load=_from_rows("amc23", amc.ORIGINS, amc.read_question),
-        system_prompt=THINK_ANSWER_PROMPT,
-        description="Forty competition problems of AMC 2023, for evaluation alone.",
-        splits=("held_out",),
-    ),
-    "jsonl": Task(
-        load=_from_rows("jsonl", {}, jsonl.read_question),
-        system_prompt=THINK_ANSWER_PROMPT,
-        description="Your own file, folder or Hub data set; data.question_column and its like name the columns.",
-        settings=("columns",),
-    ),
+    "amc23": Task(_from_rows("amc23", amc.ORIGINS, amc.read_question), THINK_ANSWER_PROMPT, splits=("held_out",)),
+    "jsonl": Task(_from_rows("jsonl", {}, jsonl.read_question), THINK_ANSWER_PROMPT, settings=("columns",)),
 }
 
 
 def find_task(name: str) -> Task:
-    """Look a task up: an entry of ``TASKS``, or ``reasoning_gym:<dataset>``.
+    """Returns an entry of ``TASKS``, or the task ``reasoning_gym:<dataset>``.
 
     Raises:
-        ValueError: No such task, where the message names the nearest and all valid names; or the package that generates it is
-            not installed, or has no such data set.
+        ValueError: There is no such task or data set, or the package that generates it is not installed.
     """
-    if name in TASKS:
-        return TASKS[name]
     dataset = name.removeprefix(reasoning_gym.PREFIX)
-    if dataset != name:
-        reasoning_gym.check_dataset(dataset)
-        return Task(
-            load=partial(reasoning_gym.load_problems, dataset=dataset),
-            system_prompt=THINK_ANSWER_PROMPT,
-            description=f"Problems and scorer of reasoning-gym's {dataset}.",
-            generated=True,
-            settings=("options",),
-        )
-    near = difflib.get_close_matches(name, TASKS, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise ValueError(f"data.task={name!r} is no task; {hint}valid: {', '.join(TASKS)}, {reasoning_gym.PREFIX}<dataset>")
+    if dataset == name:
+        return lookup(TASKS, name, "data.task", others=[f"{reasoning_gym.PREFIX}<dataset>"])
+    reasoning_gym.check_dataset(dataset)
+    load = partial(reasoning_gym.load_problems, dataset=dataset)
+    return Task(load, THINK_ANSWER_PROMPT, generated=True, settings=("options",))
 
 
 def load_splits(
@@ -178,7 +140,7 @@ def load_splits(
     few_shot: int = 0,
     evaluation: bool = False,
 ) -> Splits:
-    """Load the problems of a task, so that training, held-out problems and worked examples share none.
+    """Loads the problems of a task; training problems, held-out problems and worked examples share none.
 
     Questions that a published data set has in both splits are dropped from training, and counted. A generator that draws one
     into both is at fault, which is an error.
@@ -189,12 +151,12 @@ def load_splits(
         held_out_problems: Most held-out problems; 0 takes all that the source has.
         seed: Seed of generation, and of the choice among more problems than asked for.
         source: Where the data is; ``None`` takes the task's own place.
-        few_shot: Worked examples, taken out of the training problems.
-        evaluation: Load no training problems, but for the examples.
+        few_shot: Number of worked examples, taken out of the training problems.
+        evaluation: Whether to load no training problems, but for the examples.
 
     Raises:
-        ValueError: Unknown task; a setting it does not read; nothing to train or evaluate on; a repeated id; a problem without
-            a gold answer; a generated problem in both splits; or what the source raises.
+        ValueError: The task is unknown or does not read a setting; there is nothing to train or evaluate on; a problem repeats
+            an id, has no gold answer, or was generated in both splits; or the source cannot be read.
     """
     task, source = find_task(name), source or Source()
     _check_settings(name, task, source)

@@ -1,8 +1,8 @@
 """How far the verifiers agree with graded completions: ``python -m pods_jax.rewards.agreement completions.jsonl``.
 
-The file has one JSON object a line: ``dataset``, ``answer`` (gold), ``completion`` and ``authors_correct``. Prints the
-agreement on each data set, how many answers were judged a second, and every disagreement, those with the same answer to the
-same question together.
+The file has one JSON object a line, with ``dataset``, ``answer`` (gold), ``completion`` and ``authors_correct``. The command
+prints the agreement on each data set, the speed, and every disagreement, those with the same answer to the same question
+together.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pods_jax.lookup import lookup
 from pods_jax.problem import Problem
 from pods_jax.rewards.extraction import SOURCES, check_sources
 from pods_jax.rewards.scoring import make_scorer
@@ -24,7 +25,7 @@ SHOWN_CHARACTERS = 70
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code."""
+    """Runs the command and returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m pods_jax.rewards.agreement", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("path", type=Path, help="graded completions, JSONL")
     parser.add_argument(
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         rows = read_graded(options.path, options.datasets.split(","))
-        compare(rows, check_sources(options.sources.split(",")), options.workers, options.repeat)
+        compare(rows, check_sources(options.sources.split(","), "--sources"), options.workers, options.repeat)
     except (OSError, ValueError) as error:
         print(f"pods_jax.rewards.agreement: error: {error}", file=sys.stderr)
         return 2
@@ -44,14 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def read_graded(path: Path, datasets: Sequence[str]) -> list[dict[str, Any]]:
-    """Read the graded completions of some data sets.
+    """Reads the graded completions of some data sets.
 
     Raises:
-        ValueError: A data set without a known kind of answer, or no completion.
+        ValueError: A data set is unknown, or the file has no completion of any.
     """
-    unknown = [name for name in datasets if name not in ANSWER_KINDS]
-    if unknown:
-        raise ValueError(f"--datasets: {unknown[0]!r} has no known kind of answer; valid: {', '.join(ANSWER_KINDS)}")
+    for name in datasets:
+        lookup(ANSWER_KINDS, name, "--datasets")
     with path.open(encoding="utf-8") as file:
         rows = [row for row in map(json.loads, file) if row["dataset"] in datasets]
     if not rows:
@@ -60,24 +60,24 @@ def read_graded(path: Path, datasets: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def compare(rows: list[dict[str, Any]], sources: tuple[str, ...], workers: int, repeat: int = 1) -> dict[str, float]:
-    """Judge the completions, print agreement, speed and disagreements, and return the agreement by data set."""
+    """Judges the completions, prints agreement, speed and disagreements, and returns the agreement by data set."""
     problems = [
         Problem(str(index), (), row["answer"], row["dataset"], ANSWER_KINDS[row["dataset"]]) for index, row in enumerate(rows)
     ]
     texts = [[row["completion"]] for row in rows]
     with make_scorer(["correct"], sources=sources, workers=workers) as scorer:
-        scorer.score(problems, texts)  # starts the processes
+        scores = scorer.score(problems, texts)  # starts the processes too
         start = time.perf_counter()
         for _ in range(repeat):
-            scores = scorer.score(problems, texts)
+            scorer.score(problems, texts)
         seconds = time.perf_counter() - start
-    ours = [score == 1 for score in scores.parts["correct"][:, 0].tolist()]  # pyright: ignore[reportPossiblyUnboundVariable]
+    ours = [score == 1 for score in scores.parts["correct"][:, 0].tolist()]
     agreement = {}
     for name in sorted({row["dataset"] for row in rows}):
         same = [right == row["authors_correct"] for right, row in zip(ours, rows, strict=True) if row["dataset"] == name]
         agreement[name] = sum(same) / len(same)
         print(f"{name:<10} {sum(same):>5} of {len(same)} agree ({agreement[name]:.1%})")
-    lost = scores.unscored["correct"]  # pyright: ignore[reportPossiblyUnboundVariable]
+    lost = scores.unscored["correct"]
     print(f"sources {', '.join(sources)}; {repeat * len(rows) / seconds:,.0f} answers/s; {lost} could not be judged\n")
     for (ours_right, name, gold, where, answer), count in _classes(rows, ours, sources).most_common():
         verdicts = "ours right, theirs wrong" if ours_right else "ours wrong, theirs right"

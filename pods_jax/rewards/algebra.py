@@ -1,8 +1,7 @@
-r"""Are two expressions equal? The algebra behind mathematical answers; runs in worker processes only (``workers.py``).
+r"""Whether two expressions are equal: the algebra behind mathematical answers, for worker processes alone.
 
-Tuples, intervals, sets and lists are taken apart here, so that brackets and order count; what is left goes to math-verify,
-whose own time-outs (a signal) are off: the worker's limits hold. Nothing is evaluated as Python: only its LaTeX grammar is
-used.
+Tuples, intervals, sets and lists are taken apart here, so that brackets and order count. The rest goes to math-verify, of which
+only the LaTeX grammar is used, so that nothing is evaluated as Python. Its own time-outs are off: the worker's limits hold.
 """
 
 import re
@@ -23,24 +22,24 @@ _BRACKETS = ((r"\{", r"\}"), ("(", ")"), ("[", "]"), ("(", "]"), ("[", ")"))
 
 
 def warm_up() -> None:
-    """Let the grammar and sympy build their tables, which takes longer than an answer."""
+    """Makes the grammar and sympy build their tables, which takes longer than an answer."""
     same_expression(r"(\frac{x+1}{2}, \sqrt{8}]", r"(\frac{1+x}{2}, 2\sqrt{2}]")
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """Items between the outermost brackets: tuple or interval, set (braces) or list (none)."""
+    """The items between the outermost brackets of a tuple or an interval, a set (braces) or a list (no brackets)."""
 
     brackets: str
     items: tuple[str, ...]
 
 
 def same_expression(answer: str, gold: str) -> bool | None:
-    r"""Compare two tidied expressions (``spelling.tidy``); ``None`` when math-verify cannot read the gold one.
+    r"""Returns whether two tidied expressions (``spelling.tidy``) are equal; ``None`` when the gold one cannot be read.
 
     ``x = 5`` answers 5, and 5 answers ``x = 5``; of a chain of equalities the last member counts. A tuple or an interval needs
-    the same brackets, items and order (or its items each assigned to a name, in order); a set or list the same items in any
-    order, where ``\pm`` stands for both signs.
+    the same brackets, items and order, or its items in order, each assigned to a name. A set or a list needs the same items in
+    any order, where ``\pm`` stands for both signs.
     """
     answer, gold = _values(_JOINED.sub(", ", answer).strip(), _JOINED.sub(", ", gold).strip())
     if compact(answer) == compact(gold):
@@ -54,7 +53,7 @@ def same_expression(answer: str, gold: str) -> bool | None:
 
 
 def _values(answer: str, gold: str) -> tuple[str, str]:
-    """Leave out what an expression is assigned to, where only one of the two says it or both say the same."""
+    """Leaves out the name that an expression is assigned to, where one of the two has none or both have the same."""
     given, wanted = _ASSIGNMENT.fullmatch(answer), _ASSIGNMENT.fullmatch(gold)
     if wanted and given and compact(given[1]) == compact(wanted[1]):
         return given[2], wanted[2]
@@ -121,7 +120,7 @@ def _balanced(inner: str) -> bool:
 
 
 def _split(text: str, *, thousands: bool = False) -> tuple[str, ...]:
-    """Cut at the commas outside all brackets; with ``thousands`` not at those that only group digits."""
+    """Cuts a text at the commas outside all brackets; with ``thousands`` not at those that only group digits."""
     depth, start, items = 0, 0, []
     for position, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")

@@ -1,8 +1,8 @@
-"""Is a completion's answer the gold answer? The table of kinds of answers, each with its way of comparing.
+"""Whether the answer of a completion is the gold answer: the table ``KINDS`` of ways to compare them.
 
-``extraction.py`` finds the answer; the problem's ``answer_kind`` says how it is compared. Here text alone decides, in time
-linear in its length, and nothing from a completion is ever evaluated. What needs algebra or a foreign scorer comes back as a
-``Job`` for the worker processes.
+``extraction.py`` finds the answer, and the problem's ``answer_kind`` says how it is compared. Here text alone decides, in time
+linear in its length, and nothing of a completion is ever evaluated. What needs algebra or the scorer of another package comes
+back as a ``Job`` for the worker processes.
 """
 
 import json
@@ -10,30 +10,29 @@ import re
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 
+from pods_jax.lookup import lookup
 from pods_jax.problem import Problem
-from pods_jax.rewards.chemistry import read_equation, same_equation
+from pods_jax.rewards.chemistry import same_equation
 from pods_jax.rewards.choices import read_choice, same_choice
 from pods_jax.rewards.expressions import same_mathematics
 from pods_jax.rewards.extraction import DEFAULT_SOURCES, boxed, extract_answer
-from pods_jax.rewards.quantities import LONGEST_NUMBER, Quantity, read_quantity, same_quantity
+from pods_jax.rewards.quantities import LONGEST_NUMBER, Quantity, decimal_of, read_quantity, same_quantity
 from pods_jax.rewards.spelling import compact, tidy, without_lead
 from pods_jax.rewards.workers import Job
 
 Verdict = bool | Job | None
-"""Right or wrong; a job whose number is the share of right (1 is right); ``None`` when the gold answer cannot be read."""
+"""Right or wrong; a job whose number says how right (1 is right); or ``None`` when the gold answer cannot be read."""
 
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)(?:\.[0-9]+)?")
 _LEADING_ZERO = re.compile(r"[+-]?0[0-9,]")
 _GYM = "pods_jax.rewards.gym:score_answer"
 
 
 def same_answer(answer: str, gold: str) -> bool:
-    """Compare answers of kind ``exact``.
+    """Returns whether two answers of kind ``exact`` are equal.
 
-    Equal texts are equal answers. Otherwise both must be numbers as a whole, and exactly equal in value: an optional sign,
-    digits with or without thousands separators, optional decimals (``1,000`` = ``1000.0``). Any rest makes it text:
-    ``7 (not 18)`` is not 18, and ``-5`` is not 5. Digits with a leading zero are a code, not a number: where ``018`` is asked,
-    ``18`` is wrong. An empty answer is always wrong.
+    Equal texts are equal answers. Otherwise both must be numbers as a whole, of exactly equal value: ``1,000`` is ``1000.0``,
+    but ``7 (not 18)`` is not 18. Digits with a leading zero are a code, not a number: where ``018`` is asked, ``18`` is wrong.
+    An empty answer is always wrong.
     """
     answer, gold = answer.strip(), gold.strip()
     if not answer:
@@ -45,7 +44,7 @@ def same_answer(answer: str, gold: str) -> bool:
 
 
 def same_number(answer: str, gold: str) -> bool | None:
-    """Compare answers of kind ``number`` by the value that they say (``quantities.py``); ``None`` for a gold without one."""
+    """Returns whether two texts say the same number (``quantities.py``); ``None`` when the gold answer says none."""
     wanted = read_quantity(gold)
     if wanted is None:
         return None
@@ -54,7 +53,7 @@ def same_number(answer: str, gold: str) -> bool | None:
 
 
 def same_text(answer: str, gold: str) -> bool | None:
-    """Compare answers of kind ``text``: words, whatever their case, markup and full stop; ``None`` for an empty gold."""
+    """Returns whether two texts have equal words, whatever their case and markup; ``None`` for an empty gold answer."""
     wanted = tidy(gold).casefold()
     return without_lead(tidy(answer)).casefold() == wanted if wanted else None
 
@@ -68,66 +67,49 @@ KINDS: dict[str, Callable[[Problem, str], Verdict]] = {
     "text": lambda problem, answer: same_text(_inner(answer), problem.answer),
     "reasoning_gym": lambda problem, answer: Job(_GYM, (answer, problem.extra)),
 }
-"""How an answer is compared with a problem's gold answer, by ``Problem.answer_kind``."""
+"""How an answer is compared with the gold answer of a problem, by ``Problem.answer_kind``."""
 
 
-def find_kind(name: str) -> Callable[[Problem, str], Verdict]:
-    """Look a kind of answer up.
+def check_kind(name: str) -> None:
+    """Refuses a kind of answer that the user's own rows, whose gold answers are texts, cannot have.
 
     Raises:
-        ValueError: No such kind; the message names all.
+        ValueError: There is no such kind; the message gives the nearest and all valid names.
     """
-    if name not in KINDS:
-        raise ValueError(f"answer_kind={name!r} is no kind of answer; valid: {', '.join(KINDS)}")
-    return KINDS[name]
+    lookup({kind: same for kind, same in KINDS.items() if kind != "reasoning_gym"}, name, "data.answer_kind")
 
 
 def judge(problem: Problem, completion: str, sources: Sequence[str] = DEFAULT_SOURCES) -> Verdict:
-    """Judge a completion; one without an answer is wrong.
+    """Returns the verdict on a completion; one without an answer is wrong.
 
     Raises:
         ValueError: The problem's kind of answer does not exist.
     """
-    same = find_kind(problem.answer_kind)
+    same = lookup(KINDS, problem.answer_kind, "answer_kind")
     answer = extract_answer(completion, sources)
     return False if answer is None else same(problem, answer)
 
 
-def is_correct(problem: Problem, completion: str, sources: Sequence[str] = DEFAULT_SOURCES) -> bool:
-    """Tell whether a completion answers its problem, where text alone can tell.
-
-    Raises:
-        ValueError: It takes a worker process; ``Scorer.correct`` judges answers of any kind.
-    """
-    verdict = judge(problem, completion, sources)
-    if isinstance(verdict, Job):
-        raise ValueError(f"problem {problem.id} has an answer of kind {problem.answer_kind}, which worker processes judge")
-    return bool(verdict)
-
-
 def vote(problem: Problem, completion: str, sources: Sequence[str] = DEFAULT_SOURCES) -> str | None:
-    """One spelling of a completion's answer, so that equal answers count together in a vote; ``None`` without an answer."""
+    """Returns a spelling that equal answers share, so that a vote counts them together; ``None`` without an answer."""
     answer = extract_answer(completion, sources)
     if answer is None or problem.answer_kind in ("exact", "reasoning_gym"):
         return answer
     answer = _inner(answer)
     if problem.answer_kind == "choice":
-        return read_choice(answer, problem.choices) or answer
+        return read_choice(answer, problem.choices, problem.answer) or answer
     value = read_quantity(answer) if problem.answer_kind in ("number", "math") else None
     return _spelled(value) if value else compact(tidy(answer)) or answer
 
 
 def gold_fault(problem: Problem) -> str | None:
-    """Why a problem's gold answer cannot be used, for a report at load time; ``None`` when it can."""
+    """Returns why a problem's gold answer cannot be used, for a report at load time; ``None`` when it can."""
     gold, kind = problem.answer, problem.answer_kind
-    find_kind(kind)
-    readable = {
-        "number": lambda: read_quantity(gold) is not None,
-        "choice": lambda: read_choice(gold, problem.choices) is not None,
-        "equation": lambda: read_equation(gold) is not None,
-        "reasoning_gym": lambda: {"dataset", "options", "entry"} <= json.loads(problem.extra or "{}").keys(),
-    }
-    return None if readable.get(kind, lambda: bool(tidy(gold)))() else f"{gold!r} cannot be read as an answer of kind {kind}"
+    if kind == "reasoning_gym":
+        readable = {"dataset", "options", "entry"} <= json.loads(problem.extra or "{}").keys()
+    else:
+        readable = lookup(KINDS, kind, "answer_kind")(problem, "") is not None
+    return None if readable else f"{gold!r} cannot be read as an answer of kind {kind}"
 
 
 def _inner(answer: str) -> str:
@@ -139,9 +121,7 @@ def _inner(answer: str) -> str:
 
 
 def _number(text: str) -> Decimal | None:
-    if len(text) > LONGEST_NUMBER or not _NUMBER.fullmatch(text) or _LEADING_ZERO.match(text):
-        return None
-    return Decimal(text.replace(",", ""))
+    return None if len(text) > LONGEST_NUMBER or _LEADING_ZERO.match(text) else decimal_of(text)
 
 
 def _spelled(quantity: Quantity) -> str:

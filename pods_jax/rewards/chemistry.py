@@ -1,8 +1,8 @@
 r"""Balanced chemical equations: the same species on each side with the same coefficients.
 
-White space, phases such as ``(aq)``, the kind of arrow, the order of species within a side, and how subscripts and charges are
-typeset do not matter. Coefficients are compared as they stand: a multiple of the balanced equation is not the balanced equation
-with the smallest whole numbers that is asked for. Case matters (``Co`` is not ``CO``).
+White space, phases such as ``(aq)``, the kind of arrow, the order of the species of a side, and how subscripts and charges are
+typeset do not matter. Case does (``Co`` is not ``CO``), and coefficients are compared as they stand: a multiple of the balanced
+equation is another one than that with the smallest whole numbers, which is asked for.
 """
 
 # ruff: noqa: RUF001 - signs that models write are meant as they stand
@@ -37,9 +37,9 @@ _CHARGE = re.compile(r"([+-])([0-9]+)\Z")
 
 
 def read_equation(text: str) -> tuple[Side, Side] | None:
-    """Return both sides of an equation, each as coefficients by species; ``None`` when the text is no equation.
+    """Returns both sides of an equation, each as coefficients by species; ``None`` when the text is no equation.
 
-    Of several lines, the only one with an arrow is read; words up to a colon are left out. Bounded by ``LONGEST_EQUATION``.
+    Of several lines, the only one with an arrow is read, without any words up to a colon.
     """
     if len(text) > LONGEST_EQUATION:
         return None
@@ -55,7 +55,7 @@ def read_equation(text: str) -> tuple[Side, Side] | None:
 
 
 def same_equation(answer: str, gold: str) -> bool | None:
-    """Compare two equations; ``None`` when the gold answer is none."""
+    """Returns whether two equations are the same; ``None`` when the gold answer is none."""
     wanted = read_equation(gold)
     return None if wanted is None else read_equation(answer) == wanted
 

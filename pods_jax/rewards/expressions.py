@@ -1,7 +1,7 @@
-r"""Mathematical answers: what text alone can decide, in the training process; what is left is asked of ``algebra.py``.
+r"""Mathematical answers, as far as text alone can decide in the training process.
 
-Text decides equal spellings, plain numbers against plain numbers, words, letters of choices and numerals of another base. The
-rest needs algebra, which untrusted text can make hang: it runs in worker processes only.
+It decides equal spellings, numbers against numbers, words, letters of options and numerals of another base. The rest needs
+``algebra.py``, which runs in worker processes alone because untrusted text can make it hang.
 """
 
 import re
@@ -16,7 +16,7 @@ LONGEST_EXPRESSION = 1_000
 
 _ALGEBRA = "pods_jax.rewards.algebra:same_expression"
 
-_LETTER = re.compile(r"\\(?:text|mbox|mathrm|textbf)\s*\{\s*\(?[A-J]\)?\s*\}|\([A-J]\)")
+_LETTER = re.compile(r"\\(?:text|mbox|mathrm|textbf)\s*\{\s*\(?[A-Z]\)?\s*\}|\([A-Z]\)")
 _WORDS = re.compile(r"[A-Za-z]{2,}(?:[ '-][A-Za-z]+)*")
 _AS_TEXT = re.compile(r"\\(?:text|mbox|mathrm|textbf)\b")
 _ASSIGNED = re.compile(r"\A\\?[A-Za-z]+ ?= ?")
@@ -33,7 +33,7 @@ _DENIES = re.compile(r"\b(?:not|never|wrong|incorrect|cannot|than)\b|n't\b")
 
 
 def same_mathematics(answer: str, gold: str) -> bool | Job | None:
-    """Compare two answers; a ``Job`` where only algebra can tell, ``None`` when the gold answer is empty."""
+    """Returns whether two answers are equal; a ``Job`` where only algebra can tell, ``None`` for an empty gold answer."""
     gold_tidy = tidy(gold)
     if not gold_tidy:
         return None
@@ -60,10 +60,11 @@ def same_mathematics(answer: str, gold: str) -> bool | Job | None:
 
 
 def stated_expression(answer: str) -> str | None:
-    r"""Return the expression that an answer states; ``None`` when its words deny one, or state none of several.
+    r"""Returns the expression that an answer states; ``None`` when its words deny one, or state none of several.
 
-    Without words it is the whole answer: ``(3, \(\frac{\pi}{2}\))``. Among words it is the only formula, or the last one when
-    it stands right behind "is", "=", ":" and the like and only words follow; without delimiters, what follows such a word.
+    Without words it is the whole answer: ``(3, \(\frac{\pi}{2}\))``. Among words it is the only formula, or the last one
+    when it stands right behind "is", "=", ":" and the like and only words follow. Without delimiters it is what follows such a
+    word.
     """
     segments = list(_SEGMENT.finditer(answer))
     outside = _SEGMENT.sub(" ", answer)

@@ -1,20 +1,23 @@
-r"""Where in a completion the answer stands: the table of sources, and their precedence.
+r"""Where in a completion the answer stands: the table ``SOURCES``, in order of precedence.
 
-First stage of verification; ``answers.py`` compares what is found here with the gold answer. Sources are tried in the order of
-the table, whatever order they are named in, and the first one that the completion has decides, for good or ill: a wrong
-``<answer>`` is not mended by a right ``\boxed{}`` beside it. Every function is linear in the length of the completion.
+This is the first stage of verification; ``answers.py`` compares what is found with the gold answer. The sources of a run are
+tried in the order of the table, whatever order they are named in, and the first that the completion has decides: a wrong
+``<answer>`` is not mended by a right ``\boxed{}`` next to it. Every function is linear in the length of the completion.
 """
 
 import re
 from collections.abc import Callable, Sequence
 
+from pods_jax.lookup import lookup
 from pods_jax.rewards.quantities import LONGEST_NUMBER, NUMBER
 from pods_jax.rewards.spelling import tidy
 
 LAST_NUMBER_WINDOW = 2_000
 """Characters at the end of a completion in which the last number is looked for."""
 
-_BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+BOX = r"\\(?:boxed|fbox)(?![A-Za-z])\s*"
+"""What opens a box, up to its brace."""
+_BRACES = re.compile(BOX + r"\{|\\.|[{}]", re.DOTALL)
 _CUT_WORD = re.compile(r"\A\S+")
 _DENIED = re.compile(r"(?:\b(?:not|never|than)|n't|!=|\\neq?)\W*(?:[A-Za-z]+\W+){0,2}\Z")
 _OPERAND = re.compile(r"(?:[A-Za-z]\Z|[*/+^_]|[0-9)}%]\s*-|\\(?:times|cdot|div|pm)|(?:[\^_]|\\sqrt(?:\[[^\]]*\])?)\s*\{)\s*\Z")
@@ -24,10 +27,10 @@ _OPERATED = re.compile(
 
 
 def answer_block(text: str) -> str | None:
-    """Return what stands in the last complete ``<answer>…</answer>`` block, stripped; ``None`` without one.
+    """Returns what stands in the last complete ``<answer>…</answer>`` block, stripped; ``None`` without one.
 
-    The last ``</answer>`` closes the block, and the last ``<answer>`` before it opens it. An opened block that never closes (a
-    completion cut at the limit) is no answer, and neither is a number outside the block.
+    The last ``</answer>`` closes the block, and the last ``<answer>`` before it opens it. A block that never closes, as in a
+    completion cut at the limit, is no answer.
     """
     end = text.rfind("</answer>")
     if end < 0:
@@ -37,9 +40,9 @@ def answer_block(text: str) -> str | None:
 
 
 def boxed(text: str) -> str | None:
-    r"""Return what stands in the last complete ``\boxed{…}`` or ``\fbox{…}``, stripped; ``None`` without one.
+    r"""Returns what stands in the last complete ``\boxed{…}`` or ``\fbox{…}``, stripped; ``None`` without one.
 
-    Braces are matched, so that nested ones belong to the answer; an escaped brace counts for nothing.
+    Nested braces belong to the answer, and an escaped brace is a character like any other.
     """
     if "box" not in text:
         return None
@@ -56,10 +59,10 @@ def boxed(text: str) -> str | None:
 
 
 def last_number(text: str) -> str | None:
-    """Return the last number of the text with its sign, fraction and percent sign; ``None`` without one.
+    """Returns the last number of the text with its sign, fraction and percent sign; ``None`` without one.
 
-    Neither a number that is denied ("7 (not 18)") or compared ("less than 18"), nor an operand of a calculation without its
-    result ("180 * 3"), nor digits beyond any number is an answer; an earlier number is not taken instead.
+    A number that is denied ("7 (not 18)") or compared ("less than 18") is no answer, and neither is an operand of a calculation
+    without its result ("180 * 3") or a number of too many digits. An earlier number is not taken instead.
     """
     window = text[-LAST_NUMBER_WINDOW:]
     if len(text) > LAST_NUMBER_WINDOW:
@@ -77,32 +80,26 @@ def last_number(text: str) -> str | None:
 
 
 SOURCES: dict[str, Callable[[str], str | None]] = {"answer": answer_block, "boxed": boxed, "last_number": last_number}
-"""Sources of an answer in order of precedence."""
+"""Sources of an answer, in order of precedence."""
 
 DEFAULT_SOURCES = ("answer", "boxed")
-"""Both say "this is my answer"; the last number of a text says so only where a run asks for it."""
+"""Both say "this is my answer"; the last number of a text does so only where a run asks for it."""
 
 
-def check_sources(sources: Sequence[str]) -> tuple[str, ...]:
-    """Return the sources in order of precedence.
+def check_sources(sources: Sequence[str], key: str = "verify.sources") -> tuple[str, ...]:
+    """Returns the sources in order of precedence.
 
     Raises:
-        ValueError: No source, one named twice, or one that does not exist.
+        ValueError: There is no source, one is named twice, or one does not exist; the message names ``key``, their setting.
     """
-    unknown = [name for name in sources if name not in SOURCES]
-    if unknown:
-        raise ValueError(f"verify.sources: {unknown[0]!r} is no source; valid: {', '.join(SOURCES)}")
+    for name in sources:
+        lookup(SOURCES, name, key)
     if not sources or len(set(sources)) < len(sources):
-        raise ValueError(f"verify.sources={list(sources)} must name at least one source, and each once")
+        raise ValueError(f"{key}={list(sources)} must name at least one source, and each once")
     return tuple(name for name in SOURCES if name in sources)
 
 
 def extract_answer(text: str, sources: Sequence[str] = ("answer",)) -> str | None:
-    """Return the answer of a completion as it wrote it, from the first of the sources that it has; ``None`` without any.
-
-    Args:
-        text: The completion.
-        sources: Some of ``SOURCES``; their precedence is the table's.
-    """
+    """Returns the answer of a completion as it is written, from the first of the sources that it has; ``None`` without any."""
     found = (SOURCES[name](text) for name in SOURCES if name in sources)
     return next((answer for answer in found if answer is not None), None)

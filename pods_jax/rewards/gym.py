@@ -1,4 +1,4 @@
-"""Reasoning Gym's own scorers; runs in worker processes only, since some of them evaluate what they are given."""
+"""Reasoning Gym's own scorers, for worker processes alone, because some of them evaluate what they are given."""
 
 import json
 from functools import lru_cache
@@ -8,11 +8,11 @@ import reasoning_gym  # pyright: ignore[reportMissingImports]
 
 
 def score_answer(answer: str, extra: str) -> float:
-    """Score of an answer, 0 to 1, by the scorer of the data set that the entry comes from.
+    """Returns the score of an answer, 0 to 1, by the scorer of the data set that the problem comes from.
 
     Args:
         answer: The answer.
-        extra: JSON of the problem: ``dataset``, its ``options``, and the generated ``entry``.
+        extra: JSON of the ``dataset``, its ``options``, and the generated ``entry``.
     """
     problem = json.loads(extra)
     scorer = _data_set(problem["dataset"], json.dumps(problem["options"], sort_keys=True))

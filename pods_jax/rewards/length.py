@@ -2,17 +2,14 @@
 
 
 def overlong_penalty(tokens: int, *, limit: int, margin: float) -> float:
-    """0 up to ``limit - buffer`` tokens, then falling in a straight line to -1 at ``limit``, with ``buffer = margin * limit``.
+    """Returns 0 up to ``limit - buffer`` tokens, and beyond them a penalty that falls in a straight line to -1 at ``limit``.
 
-        ((limit - buffer) - tokens) / buffer
+        ((limit - buffer) - tokens) / buffer,  buffer = margin * limit
 
     Args:
         tokens: Tokens of the completion, EOS included.
-        limit: Longest completion in tokens. A completion cut there earns -1.
+        limit: Longest completion in tokens; one that was cut there earns -1.
         margin: Share of the limit, at its end, over which the penalty grows; above 0.
-
-    Returns:
-        The penalty, -1 to 0.
 
     Reference: DAPO (arXiv 2503.14476), equation 13, with L_cache = margin * L_max.
     """

@@ -1,13 +1,14 @@
 r"""Plain numbers: signs, thousands separators, currency, percent, units, fractions and mixed numbers, read exactly.
 
-A text is read as a number only when it says one: ``7 (not 18)`` says 7, ``-5`` is not 5, and ``180 * 3`` says none, because the
-multiplication has not been carried out. What has a variable, a root or a power is an expression (``expressions.py``).
+A text is read as a number only when it says one: ``7 (not 18)`` says 7, ``-5`` is not 5, and ``180 * 3`` says none, because
+the multiplication is not carried out. What has a variable, a root or a power is an expression (``expressions.py``).
 """
 
 # ruff: noqa: RUF001 - signs that models write are meant as they stand
 
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
 from itertools import islice
 
@@ -18,6 +19,7 @@ LONGEST_NUMBER = 64
 LONGEST_TEXT = 2_000
 """Characters up to which a text is searched for the number that it says."""
 
+_PLAIN = re.compile(r"[+-]?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)(?:\.[0-9]+)?")
 _DIGITS = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,3}(?: [0-9]{3})+|[0-9]+)(?![0-9])(?:\.[0-9]+)?|\.[0-9]+)"
 _LATEX_RATIO = rf"\\frac\{{-?{_DIGITS}\}}\{{{_DIGITS}\}}"
 _RATIO = rf"{_DIGITS} ?/ ?{_DIGITS}"
@@ -51,16 +53,21 @@ _ATTACHED_UNITS = re.compile(
 _ASSIGNED = re.compile(r"(?<![A-Za-z\\])([A-Za-z])\s*=")
 
 
+def decimal_of(text: str) -> Decimal | None:
+    """Returns the value of digits with an optional sign, thousands separators and decimals; ``None`` for any other text."""
+    return Decimal(text.replace(",", "")) if _PLAIN.fullmatch(text) else None
+
+
 @dataclass(frozen=True)
 class Quantity:
-    """An exact value; ``percent`` when a percent sign follows it."""
+    """An exact value, and whether a percent sign follows it."""
 
     value: Fraction
     percent: bool = False
 
 
 def same_quantity(answer: Quantity, gold: Quantity) -> bool:
-    """Compare by value. Where only one of the two has a percent sign, 40% is both 40 and 0.4: units may be left out."""
+    """Returns whether two quantities are equal; against one without a percent sign, 40% is both 40 and 0.4."""
     if answer.percent == gold.percent:
         return answer.value == gold.value
     percent, plain = (answer, gold) if answer.percent else (gold, answer)
@@ -68,11 +75,11 @@ def same_quantity(answer: Quantity, gold: Quantity) -> bool:
 
 
 def read_quantity(text: str) -> Quantity | None:
-    r"""Read the one number that a text says; ``None`` when it says none, or more than one.
+    r"""Returns the one number that a text says; ``None`` when it says none, or more than one.
 
-    It says the only number in it, among words that neither deny nor compare it (``$70,000``, ``27 miles from City A``,
-    ``45^\circ``, ``5.4 \text{ cents}``); or, among several, the one right behind the last "=", "is", "has" and the like, when
-    only words follow (``9 * 60 = 540 meters``). Remarks in parentheses are left out.
+    A text says its only number, among words that neither deny nor compare it (``$70,000``, ``27 miles from City A``,
+    ``45^\circ``, ``5.4 \text{ cents}``). Of several numbers it says the one right behind the last "=", "is", "has" and the
+    like, when only words follow (``9 * 60 = 540 meters``). Remarks in parentheses are left out.
     """
     if len(text) > LONGEST_TEXT:
         return None
@@ -104,12 +111,11 @@ def _only_number(text: str, *, first: bool = False) -> Quantity | None:
         return None
     if any(letter not in _UNIT_LETTERS for letter in _LONE_LETTER.findall(words)):
         return None
-    quantity = quantity_of(found[0])
+    quantity = _quantity(found[0])
     return quantity and Quantity(quantity.value * (_SCALES[scale[1]] if scale else 1), quantity.percent)
 
 
-def quantity_of(found: re.Match[str]) -> Quantity | None:
-    """Value of a match of ``NUMBER``; ``None`` when it is too long or divides by zero."""
+def _quantity(found: re.Match[str]) -> Quantity | None:
     if len(found.group()) > LONGEST_NUMBER:
         return None
     ratio = found["ratio"] or found["part"] or found["latex_part"]

@@ -1,7 +1,7 @@
-"""What a completion earns: the scorer that sums a run's weighted rewards.
+"""What a completion earns: the scorer that sums the weighted rewards of a run.
 
-Stands between the rollout engine, whose completions it reads as text, and selection, which sees one number for each rollout.
-A rollout that some reward could not score, or whose verifier was late, died or raised, is invalid: counted, and never kept.
+It stands between the rollout engine, whose completions it reads as text, and selection, which sees one number for each rollout.
+A rollout that some reward cannot score, or whose verifier is late, dies or raises, is invalid: it is counted, and never kept.
 """
 
 import logging
@@ -17,12 +17,9 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int
 
 from pods_jax.problem import Problem
-from pods_jax.rewards.answers import judge
 from pods_jax.rewards.extraction import DEFAULT_SOURCES, check_sources
-from pods_jax.rewards.table import REWARDS, Reward, RewardFunction, find_reward
+from pods_jax.rewards.table import Reward, correct, find_reward
 from pods_jax.rewards.workers import Fault, Job, Outcome, WorkerPool, outcome_of
-
-__all__ = ["REWARDS", "Reward", "RewardFunction", "Scorer", "Scores", "make_scorer"]
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +29,11 @@ class Scores:
     """Rewards of P groups of N completions, on the host.
 
     Attributes:
-        rewards_PN: Weighted sum of the parts; 0 where the rollout is invalid.
-        parts: Unweighted scores of each reward by name; NaN where it could not score.
-        valid_PN: Every part scored, and their sum is finite.
-        unscored: For each reward, how many completions it could not score, faults included.
-        faults: How many scores were lost to each fault: ``time``, ``memory``, ``crash``, ``error``.
+        rewards_PN: Weighted sums of the parts; 0 where the rollout is invalid.
+        parts: Unweighted scores by the name of the reward; NaN where it could not score.
+        valid_PN: Where every part is a score, and their sum is finite.
+        unscored: How many completions each reward could not score, faults included.
+        faults: How many scores were lost to each fault (``workers.Fault``).
     """
 
     rewards_PN: Float32[np.ndarray, "P N"]
@@ -54,7 +51,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Scorer:
-    """The weighted rewards of a run; built by ``make_scorer``. A context manager: leaving it ends the worker processes."""
+    """The weighted rewards of a run, as ``make_scorer`` builds them; leaving its ``with`` block ends the worker processes."""
 
     rewards: dict[str, Reward]
     sources: tuple[str, ...] = DEFAULT_SOURCES
@@ -68,7 +65,7 @@ class Scorer:
         *,
         length_PN: Int[np.ndarray, "P N"] | None = None,
     ) -> Scores:
-        """Score every completion of every group.
+        """Returns the scores of every completion of every group.
 
         Args:
             problems_P: One problem for each group.
@@ -76,9 +73,8 @@ class Scorer:
             length_PN: Their numbers of tokens, EOS included; only a reward on the length needs them.
 
         Raises:
-            ValueError: The numbers of problems, groups or lengths differ, or the groups differ in size; or a reward on the
-                length has no lengths.
-            TypeError: A reward returned something that is neither a number nor ``None``; the message names it.
+            ValueError: The numbers of problems, groups or lengths differ, the groups differ in size, or lengths are needed.
+            TypeError: A reward, which the message names, returned something that is neither a number nor ``None``.
         """
         shape = _shape(problems_P, texts_PN)
         length_P = np.zeros(shape, int) if length_PN is None else np.asarray(length_PN)
@@ -95,19 +91,19 @@ class Scorer:
         return self._scores(self._outcomes(calls, [row[0] for row in rows]), shape)
 
     def correct(self, problems_P: Sequence[Problem], texts_PN: Sequence[Sequence[str]]) -> Bool[np.ndarray, "P N"]:
-        """Whether each completion answers its problem: the measure of accuracy, for problems of any kind of answer.
+        """Returns whether each completion answers its problem, whose answer may be of any kind: the measure of accuracy.
 
-        An answer that the verifier could not judge counts as wrong, with a warning in the log. Arguments and errors as in
+        An answer that the verifier cannot judge counts as wrong, with a warning in the log. Arguments and errors are those of
         ``score``.
         """
         shape = _shape(problems_P, texts_PN)
         rows = [(problem, text) for problem, texts_N in zip(problems_P, texts_PN, strict=True) for text in texts_N]
-        reward = Reward(lambda problem, text: _as_score(judge(problem, text, self.sources)), 1.0)
+        reward = Reward(partial(correct, sources=self.sources), 1.0)
         outcomes = self._outcomes({"correct": [_call(reward, *row, 0) for row in rows]}, [row[0] for row in rows])
         return np.array([outcome.value == 1.0 for outcome in outcomes["correct"]], bool).reshape(shape)
 
     def close(self) -> None:
-        """End the worker processes; a later call starts new ones."""
+        """Ends the worker processes; a later call starts new ones."""
         self.pool.close()
 
     def __enter__(self) -> "Scorer":
@@ -117,7 +113,7 @@ class Scorer:
         self.close()
 
     def _outcomes(self, calls: dict[str, list[Outcome | Job]], problems: list[Problem]) -> dict[str, list[Outcome]]:
-        """Replace jobs by what became of them, all rewards' in one go; report the first fault of each kind."""
+        """Runs the jobs of all rewards in one go, and reports the first fault of each kind."""
         done = iter(self.pool.run([call for part in calls.values() for call in part if isinstance(call, Job)]))
         outcomes = {name: [next(done) if isinstance(call, Job) else call for call in part] for name, part in calls.items()}
         for name, part in outcomes.items():
@@ -166,21 +162,21 @@ def make_scorer(
     memory_limit_mb: int = 1024,
     workers: int = 0,
 ) -> Scorer:
-    """Build the scorer of a run. No process is started before one is needed.
+    """Returns the scorer of a run, which starts no process before one is needed.
 
     Args:
-        functions: Entries of ``REWARDS``, or ``module:function`` for an own one, importable from the working directory.
-        weights: One for each function; ``None`` takes each one's own (1.0 for an own function).
-        sources: Where an answer may stand: some of ``SOURCES``, whose order is the precedence.
+        functions: Entries of ``REWARDS``, or own rewards (``module:function``, importable from the working directory).
+        weights: One for each function; ``None`` takes those of the table, and 1.0 for an own reward.
+        sources: Where an answer may stand: some of ``SOURCES``.
         max_completion_length: Longest completion in tokens; only a reward on the length needs it.
         length_margin: Share of that length, at its end, over which the penalty on long completions grows.
-        time_limit: Seconds of wall-clock time for an answer that a worker process verifies, and for a call of an own reward.
+        time_limit: Seconds of wall-clock time for one answer in a worker process, and for one call of an own reward.
         memory_limit_mb: MiB of memory for the same.
         workers: Worker processes; 0 takes one for each CPU core, at most 8.
 
     Raises:
-        ValueError: No function, one named twice, unknown or not importable; weights of another number or not finite; unknown
-            sources; a reward on the length without a longest completion; or a limit out of range.
+        ValueError: A function or a source is missing, repeated or unknown; the weights are not as many finite numbers; a reward
+            on the length has no longest completion; or a limit is out of range.
     """
     if not functions or len(set(functions)) < len(functions):
         raise ValueError(f"reward.functions={list(functions)} must name at least one reward, and each once")
@@ -220,10 +216,6 @@ def _call(reward: Reward, problem: Problem, text: str, tokens: int) -> Outcome |
     except Exception:
         return Outcome(fault="error", detail=traceback.format_exc())
     return score if isinstance(score, Job) else outcome_of(score)
-
-
-def _as_score(verdict: bool | Job | None) -> float | Job | None:
-    return float(verdict) if isinstance(verdict, bool) else verdict
 
 
 def _finite(values: Sequence[float | None]) -> np.ndarray:

@@ -1,7 +1,7 @@
-r"""One spelling of an answer: Unicode signs, LaTeX delimiters, spacing and fractions written in one way.
+r"""One spelling for answers: Unicode signs, LaTeX delimiters, spacing and fractions are written in one way.
 
-Shared by the readers of numbers, expressions, choices and equations. Nothing here decides what an answer means. Every pattern
-is linear in the length of the text.
+The readers of numbers, expressions, choices and words share it. Nothing here decides what an answer means, and every pattern is
+linear in the length of the text.
 """
 
 # ruff: noqa: RUF001 - signs that models write are meant as they stand
@@ -36,10 +36,10 @@ _START, _END = " *`'\"“”,;:", " *`'\"“”,;:.\\"
 
 
 def tidy(text: str) -> str:
-    r"""Return the text in one spelling: no math delimiters, ``\left``, thin spaces or markup; ``\frac{a}{b}``, ``\sqrt{a}``.
+    r"""Returns the text without math delimiters, ``\left``, thin spaces or markup, with ``\frac{a}{b}`` and ``\sqrt{a}``.
 
-    ``\text{…}`` and its like give their contents; ``\$`` and ``\%`` become plain signs, and a plain ``$`` (currency or
-    delimiter) is dropped. White space is kept, one blank at a time.
+    ``\text{…}`` and its like give their contents, ``\%`` becomes a plain sign, and every ``$`` (currency or delimiter) is
+    dropped. White space is kept, one blank at a time.
     """
     text = text.translate(_SIGNS)
     text = _MONEY.sub(lambda found: " " if found[1] == "$" else found[1], text)
@@ -58,11 +58,11 @@ def _fraction(found: re.Match[str]) -> str:
 
 
 def compact(tidied: str) -> str:
-    """The tidied text without any white space, for comparison character by character."""
+    """Returns a tidied text without white space, for comparison character by character."""
     return "".join(tidied.split())
 
 
 def without_lead(text: str) -> str:
-    """The text without an opening such as "The answer is"."""
+    """Returns the text without an opening such as "The answer is"."""
     found = _LEAD.match(text)
     return text[found.end() :] if found else text

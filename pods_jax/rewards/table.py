@@ -1,20 +1,17 @@
-"""The table of rewards, and where an own one is found.
+"""The table ``REWARDS``, and how an own reward is found.
 
-A reward is ``function(problem, completion) -> float | None``, where ``None`` (or a number that is not finite) means that it
-cannot score this completion; a reward that only a worker process may compute returns a ``Job``, whose number is the score. Own
-rewards always run there, under the same limits as the verifiers.
+A reward is ``function(problem, completion) -> float | None``, where ``None`` or a number that is not finite says that it cannot
+score this completion. A reward that only a worker process may compute returns a ``Job``, whose number is the score. Own rewards
+always run there, under the same limits as the verifiers.
 """
 
-import difflib
-import importlib
 import inspect
-import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+from pods_jax.lookup import lookup
 from pods_jax.problem import Problem
 from pods_jax.rewards.answers import judge
 from pods_jax.rewards.choices import same_choice
@@ -28,13 +25,13 @@ RewardFunction = Callable[..., float | Job | None]
 
 @dataclass(frozen=True)
 class Reward:
-    """A reward function and the weight it has unless the configuration sets another.
+    """An entry of ``REWARDS``.
 
     Attributes:
-        function: ``function(problem, completion)``; with ``sources=`` too where it reads the answer; one that reads the length
-            is ``function(tokens, limit=, margin=)``.
-        weight: Weight of its score in the sum.
-        reads: What it looks at: the ``text``, the ``answer`` in the text, or the ``length`` in tokens.
+        function: ``function(problem, completion)``, with ``sources=`` where it reads the answer; one that reads the length is
+            ``function(tokens, limit=, margin=)``.
+        weight: Weight of the score in the sum, unless the configuration sets another.
+        reads: What the function looks at: the ``text``, the ``answer`` in the text, or the ``length`` in tokens.
     """
 
     function: RewardFunction
@@ -43,13 +40,13 @@ class Reward:
 
 
 def correct(problem: Problem, completion: str, *, sources: Sequence[str] = DEFAULT_SOURCES) -> float | Job | None:
-    """1 for the right answer, else 0, compared as the problem's kind of answer asks; ``None`` for an unreadable gold answer."""
+    """Returns 1 for the right answer by the problem's kind, else 0; ``None`` when the gold answer cannot be read."""
     verdict = judge(problem, completion, sources)
     return float(verdict) if isinstance(verdict, bool) else verdict
 
 
 def choice(problem: Problem, completion: str, *, sources: Sequence[str] = DEFAULT_SOURCES) -> float | None:
-    """1 for the letter or text of the right option, else 0, whatever the problem's kind of answer is."""
+    """Returns 1 for the letter or the text of the right option, else 0, whatever the problem's kind of answer."""
     answer = extract_answer(completion, sources)
     verdict = same_choice("" if answer is None else answer, problem.answer, problem.choices)
     return None if verdict is None else float(verdict)
@@ -65,39 +62,20 @@ REWARDS: dict[str, Reward] = {
 
 
 def find_reward(name: str) -> Reward:
-    """Look a reward up in the table, or import an own one (``module:function``, importable from the working directory).
+    """Returns an entry of ``REWARDS``, or an own reward: ``module:function``, importable from the working directory.
 
     Raises:
-        ValueError: No such entry, or nothing of that name that takes ``(problem, completion)``.
+        ValueError: There is no such entry, or no function of that name that takes ``(problem, completion)``.
     """
-    if name in REWARDS:
-        return REWARDS[name]
-    module_name, colon, function_name = name.partition(":")
-    if not (colon and module_name and function_name):
-        near = difflib.get_close_matches(name, REWARDS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"reward.functions: {name!r} is no reward; {hint}valid: {', '.join(REWARDS)}, or module:function")
-    _check_signature(name, _import_function(module_name, function_name))
-    return Reward(partial(_in_a_worker, name), weight=1.0)
+    entry: Any = lookup(REWARDS, name, "reward.functions", own=())
+    if not isinstance(entry, Reward):
+        _check_signature(name, entry)
+        entry = Reward(partial(_in_a_worker, name), weight=1.0)
+    return entry
 
 
 def _in_a_worker(name: str, problem: Problem, completion: str) -> Job:
     return Job(name, (problem, completion))
-
-
-def _import_function(module_name: str, function_name: str) -> Callable[..., Any]:
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"reward.functions: module {module_name!r} cannot be imported ({reason})") from error
-    function = vars(module).get(function_name)
-    if not callable(function):
-        fault = "has no function" if function is None else "has something that is no function named"
-        raise ValueError(f"reward.functions: module {module_name!r} {fault} {function_name!r}")
-    return function
 
 
 def _check_signature(name: str, function: Callable[..., Any]) -> None:

@@ -1,14 +1,14 @@
-"""Rewards for the form of a completion: the paper's format score and its count of tags. Text in, number out, in linear time."""
+"""Rewards for the form of a completion: the paper's format score and its count of tags, both in linear time."""
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 PENALTY_PER_CHARACTER = 0.01
 
 
 def format_score(completion: str) -> float:
-    """1 for ``<think>…</think>`` followed by ``<answer>…</answer>``, less 0.01 for each character outside, at least 0.
+    """Returns 1 for ``<think>…</think>`` and then ``<answer>…</answer>``, less 0.01 for each character outside, at least 0.
 
-    The first tag of each kind after the one before it counts; whatever else there is, further tags included, stands outside.
-    White space outside is free: the paper leaves that open, and a line break between the blocks is no fault.
+    The first tag of each kind after the one before it counts; anything else, further tags included, stands outside. White space
+    outside is free: the paper leaves that open, and a line break between the blocks is no fault.
 
     Reference: PODS (arXiv 2504.13818), format reward of the single-GPU set-up.
     """
@@ -27,7 +27,7 @@ def format_score(completion: str) -> float:
 
 
 def tag_count(completion: str) -> float:
-    """How many of the four tags ``<think> </think> <answer> </answer>`` stand exactly once: 0 to 4.
+    """Returns how many of the four tags ``<think> </think> <answer> </answer>`` stand exactly once: 0 to 4.
 
     Reference: PODS (arXiv 2504.13818), tag-count reward; its weight there is 0.025 a tag.
     """

@@ -1,6 +1,6 @@
-"""The worker's side of ``workers.py``: runs one job after another until the trainer is gone.
+"""The worker's side of ``workers.py``: it runs one job after another until the trainer is gone.
 
-Started as ``python -m pods_jax.rewards.worker_process <descriptor> <seconds> <MiB>``. It must not import jax.
+It is started as ``python -m pods_jax.rewards.worker_process <descriptor> <seconds> <MiB>``, and must not import jax.
 """
 
 import importlib
@@ -21,8 +21,8 @@ from pods_jax.rewards.workers import Outcome, message_of, outcome_of
 
 
 def main(descriptor: int, time_limit: float, memory_limit_mb: int) -> None:
-    """Answer each job with one message, after one more when its target had to be imported first."""
-    # It warns that its own time-outs are off, once for each process.
+    """Answers each job with one message, after another one when its target had to be imported first."""
+    # math-verify warns that its own time-outs are off, once for each process.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     functions: dict[str, Callable[..., Any]] = {}
     with Connection(descriptor) as connection, suppress(EOFError, BrokenPipeError):
@@ -50,9 +50,9 @@ def _call(function: Callable[..., Any], args: tuple[Any, ...]) -> Outcome:
 
 
 def _load(target: str, functions: dict[str, Callable[..., Any]], memory_limit_mb: int) -> str:
-    """Import a target without a limit, then set the limit on top of what the process holds; returns why it failed, or nothing.
+    """Imports a target without a limit, sets the limit on top of what the process then holds, and returns why it failed.
 
-    A module's own ``warm_up()``, where it has one, is called at once: what it loads or compiles is no answer's time.
+    The module's ``warm_up()``, where it has one, is called at once: what it loads or compiles is no answer's time.
     """
     _limit_memory(None)
     module_name, _, name = target.partition(":")

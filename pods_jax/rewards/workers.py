@@ -1,13 +1,12 @@
-"""A pool of processes that run what must not run in the training process: algebra on untrusted text, and own rewards.
+"""A pool of processes for what must not run in the training process: algebra on untrusted text, and own rewards.
 
 Every call has a wall-clock limit and a memory limit. The parent enforces the first: it kills a process that is late and starts
-another, and no other call is lost. A call that is late, that dies or that fails gives an outcome without a value; the run goes
-on.
+another. A call that is late, dies or fails gives an outcome without a value; no other call is lost, and the run goes on.
 
-The processes are plain ``python -m pods_jax.rewards.worker_process``, spoken to over a socket pair, for three reasons: forking
-is unsafe beside the threads of jax, multiprocessing would import the trainer's main module (and jax with it) into every worker,
-and a time-out by signal works in the main thread alone and does not interrupt a long operation in C. Replies are JSON: nothing
-that a worker sends is unpickled.
+The processes are plain ``python -m pods_jax.rewards.worker_process``, spoken to over a socket pair. Forking is unsafe next to
+the threads of jax; multiprocessing would import the trainer's main module, and jax with it, into every worker; and a time-out
+by signal works in the main thread alone and does not interrupt a long operation in C. Replies are JSON: nothing that a worker
+sends is unpickled.
 """
 
 import json
@@ -29,9 +28,9 @@ from typing import Any, Literal
 import numpy as np
 
 START_SECONDS = 120.0
-"""Limit for starting a process and for importing what a job runs: no answer is at fault for that."""
+"""Limit for starting a process and importing what a job runs, which no answer is at fault for."""
 MOST_WORKERS = 8
-"""Processes that a pool starts at most unless it is told a number."""
+"""Most processes of a pool that is not told a number."""
 
 Fault = Literal["time", "memory", "crash", "error"]
 
@@ -42,7 +41,7 @@ class Job:
 
     Attributes:
         target: ``"module:function"``, imported in the worker.
-        args: Its arguments; they must pickle.
+        args: Arguments of the function; they must pickle.
     """
 
     target: str
@@ -56,8 +55,8 @@ class Outcome:
     Attributes:
         value: The number that the function returned; ``None`` for "cannot score", and after a fault.
         fault: Why there is no value: out of ``time`` or ``memory``, its process died (``crash``), or it raised (``error``).
-        detail: For people: the traceback of an error, or the type that it returned instead of a number or ``None``.
-        wrong_type: It returned something else than a number or ``None``.
+        detail: For people: the traceback of an error, or the name of a wrong type.
+        wrong_type: Whether the function returned something else than a number or ``None``.
     """
 
     value: float | None = None
@@ -67,7 +66,7 @@ class Outcome:
 
 
 def outcome_of(score: object) -> Outcome:
-    """The outcome of a function that returned ``score``."""
+    """Returns the outcome of a function that returned ``score``."""
     if score is None:
         return Outcome()
     if not isinstance(score, Real | np.bool_):
@@ -83,8 +82,8 @@ class WorkerPool:
 
     Args:
         time_limit: Seconds of wall-clock time for each job.
-        memory_limit_mb: MiB of address space that a job may add to what its process holds once started (enforced on Linux).
-        workers: Processes; 0 takes one for each CPU core, at most ``MOST_WORKERS``.
+        memory_limit_mb: MiB of address space that a job may add to what its process holds at first (enforced on Linux).
+        workers: Number of processes; 0 takes one for each CPU core, at most ``MOST_WORKERS``.
     """
 
     def __init__(self, *, time_limit: float = 5.0, memory_limit_mb: int = 1024, workers: int = 0):
@@ -99,13 +98,10 @@ class WorkerPool:
         self._stop = weakref.finalize(self, _stop_all, self._workers)
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """Run the jobs; equal ones run once.
-
-        Returns:
-            One outcome for each job, in the jobs' order whatever order they end in.
+        """Runs the jobs, equal ones once, and returns the outcome of each in the order given.
 
         Raises:
-            RuntimeError: A process cannot start, or cannot import a job's target.
+            RuntimeError: A process cannot start, or cannot import the target of a job.
         """
         payloads = [pickle.dumps((job.target, job.args)) for job in jobs]
         waiting = dict(zip(reversed(payloads), reversed(jobs), strict=True))
@@ -120,14 +116,8 @@ class WorkerPool:
         return [done[payload] for payload in payloads]
 
     def close(self) -> None:
-        """End all processes; a later ``run`` starts new ones."""
+        """Ends all processes; a later ``run`` starts new ones."""
         _stop_all(self._workers)
-
-    def __enter__(self) -> "WorkerPool":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _hand_out(self, waiting: dict[bytes, Job]) -> None:
         while waiting:
@@ -194,7 +184,7 @@ class _Worker:
         self.payload, self.target, self.deadline = payload, job.target, time.monotonic() + limit
 
     def receive(self) -> Outcome | None:
-        """Read a message; ``None`` when it only says that the target is imported and the answer's own time begins."""
+        """Reads a message; ``None`` when it only says that the target is imported, so that the job's own time begins."""
         try:
             message = json.loads(self.connection.recv_bytes())
         except (EOFError, OSError):
@@ -212,7 +202,7 @@ class _Worker:
         return Outcome(fault="time", detail=f"more than {self.time_limit:g} s")
 
     def kill(self) -> None:
-        """End the process and whatever it has started."""
+        """Ends the process and whatever it has started."""
         self.connection.close()
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -224,7 +214,7 @@ class _Worker:
 
 
 def message_of(outcome: Outcome) -> bytes:
-    """The outcome as a worker sends it."""
+    """Returns an outcome as a worker sends it."""
     return json.dumps(asdict(outcome)).encode()
 
 

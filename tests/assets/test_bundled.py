@@ -79,7 +79,7 @@ def engine(name):
 @cache
 def verdicts(name, temperature):
     """Completions of held-out problems, each with its verdict; the greedy ones of a problem are all the same."""
-    problems = load_problems("held_out", count=PROBLEMS, seed=0, path=None, times_share=MODELS[name].times_share)
+    problems = load_problems("held_out", count=PROBLEMS, seed=0, times_share=MODELS[name].times_share)
     prompts, _ = build_prompts(problems, tokenizer(name), max_length=64, over_long="error", system_prompt=None)
     evaluator = Evaluator(
         name="accuracy",

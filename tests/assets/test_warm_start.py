@@ -111,7 +111,7 @@ def test_no_held_out_problem_is_ever_demonstrated_and_none_twice(tokenizer, seed
 @pytest.mark.parametrize("slip", [0.0, 1.0])
 def test_a_demonstration_is_the_tasks_own_after_one_bos_and_ends_with_eos(tokenizer, slip):
     config = replace(SMALL, slip=slip)
-    problems = load_problems("train", count=SMALL.steps * SMALL.batch, seed=SMALL.seed, path=None)
+    problems = load_problems("train", count=SMALL.steps * SMALL.batch, seed=SMALL.seed)
     rng = np.random.default_rng(0)
     expected = [(question(p), demonstration(question(p), slip=slip, rng=rng)) for p in problems]
     assert list(demonstrated(config, tokenizer)) == [(f"<bos>{asked}", f"{text}<eos>") for asked, text in expected]

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pods_jax.data.arithmetic import MAX_PROBLEMS, TIMES_SHARE, demonstration, generate, gold, load_problems, totals
+from pods_jax.data.arithmetic import MAX_PROBLEMS, OPERATIONS, TIMES_SHARE, demonstration, generate, load_problems
 from pods_jax.data.rows import Source
 from pods_jax.data.splitting import HELD_OUT_SHARE, is_held_out
 from pods_jax.data.tasks import load_splits
@@ -21,8 +21,6 @@ def question(problem):
 
 
 def test_hand_worked_example():
-    assert totals(EXAMPLE) == [4, 2, 7, 5, 5, 6]
-    assert gold(EXAMPLE) == "556"
     assert demonstration(EXAMPLE, slip=0, rng=rng()) == "<think>+4=4*3=2+5=7-2=5*7=5+1=6</think><answer>556</answer>"
 
 
@@ -31,27 +29,36 @@ def test_a_slip_adds_where_it_should_multiply_and_carries_the_wrong_total_on():
 
 
 def test_totals_below_zero_wrap_to_a_digit():
-    assert totals("+1-2-9=") == [1, 9, 0]
+    assert demonstration("+1-2-9=", slip=0, rng=rng()) == "<think>+1=1-2=9-9=0</think><answer>190</answer>"
 
 
 @pytest.mark.parametrize("text", ["", "=", "+4*3=", "+4*3+5", "4*3+5=", "+4*3+=", "+4/3+5=", "+4*²+5="])
 def test_malformed_expressions_are_refused(text):
     with pytest.raises(ValueError, match="tally expression"):
-        totals(text)
+        demonstration(text, slip=0, rng=rng())
 
 
-@given(seed=st.integers(0, 2**32), operations=st.integers(3, 9))
-def test_expressions_and_right_demonstrations_agree_with_an_independent_evaluation(seed, operations):
-    expression = generate(rng(seed), operations=operations)
-    value, expected = 0, []
+def independently(expression):
+    value, steps, totals = 0, "", ""
     for sign, digit in zip(expression[:-1:2], expression[1::2], strict=True):
         value = value + int(digit) if sign == "+" else value - int(digit) if sign == "-" else value * int(digit)
-        expected.append(value % 10)
+        steps, totals = f"{steps}{sign}{digit}={value % 10}", f"{totals}{value % 10}"
+    return f"<think>{steps}</think><answer>{totals[-3:]}</answer>"
+
+
+@given(operations=st.lists(st.tuples(st.sampled_from("+-*"), st.integers(0, 9)), min_size=3, max_size=9))
+def test_right_demonstrations_agree_with_an_independent_evaluation(operations):
+    expression = "".join(f"{sign}{digit}" for sign, digit in operations) + "="
+    assert demonstration(expression, slip=0, rng=rng()) == independently(expression)
+
+
+@given(seed=st.integers(0, 2**32))
+def test_expressions_are_drawn_in_their_form(seed):
+    expression = generate(rng(seed))
+    assert len(expression) == 2 * OPERATIONS + 1
     assert expression[0] == "+"
     assert "0" not in expression
-    assert totals(expression) == expected
-    assert gold(expression) == "".join(map(str, expected[-3:]))
-    assert demonstration(expression, slip=0, rng=rng(seed)).endswith(f"</think><answer>{gold(expression)}</answer>")
+    assert demonstration(expression, slip=0, rng=rng(seed)) == independently(expression)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.6])
@@ -64,7 +71,7 @@ def test_share_of_multiplications_is_what_was_asked(share):
 
 @pytest.mark.parametrize("split", ["train", "held_out"])
 def test_both_splits_have_the_share_of_multiplications_asked_for(split):
-    problems = load_problems(split, count=500, seed=0, path=None, times_share=0.6)
+    problems = load_problems(split, count=500, seed=0, times_share=0.6)
     signs = [sign for problem in problems for sign in question(problem)[2:-1:2]]
     assert signs.count("*") / len(signs) == pytest.approx(0.6, abs=5 * np.sqrt(0.6 * 0.4 / len(signs)))
     assert [is_held_out(question(problem)) for problem in problems] == [split == "held_out"] * 500
@@ -76,7 +83,7 @@ def test_a_run_asks_for_the_share_by_an_option_and_has_the_default_without():
         return [question(problem) for problem in (*splits.train, *splits.held_out)]
 
     sizes = {"train": 40, "held_out": 10}
-    expected = [load_problems(split, count=count, seed=3, path=None, times_share=0.4) for split, count in sizes.items()]
+    expected = [load_problems(split, count=count, seed=3, times_share=0.4) for split, count in sizes.items()]
     assert asked("times_share=0.4") == [question(problem) for problems in expected for problem in problems]
     assert asked() == asked(f"times_share={TIMES_SHARE}") != asked("times_share=0.4")
 
@@ -106,8 +113,8 @@ def test_slips_happen_with_the_probability_asked():
 
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 50), other=st.integers(0, 2**32))
 def test_a_held_out_problem_is_never_generated_for_training(seed, count, other):
-    train = {question(p) for p in load_problems("train", count=count, seed=seed, path=None)}
-    held_out = {question(p) for p in load_problems("held_out", count=count, seed=other, path=None)}
+    train = {question(p) for p in load_problems("train", count=count, seed=seed)}
+    held_out = {question(p) for p in load_problems("held_out", count=count, seed=other)}
     assert not any(map(is_held_out, train))
     assert all(map(is_held_out, held_out))
     assert len(train) == len(held_out) == count
@@ -125,31 +132,26 @@ def test_the_held_out_share_is_what_is_documented():
 
 
 def test_problems_are_distinct_the_same_for_a_seed_and_others_for_another():
-    first = load_problems("train", count=300, seed=1, path=None)
-    assert first == load_problems("train", count=300, seed=1, path=None)
-    assert first[:100] == load_problems("train", count=100, seed=1, path=None)
+    first = load_problems("train", count=300, seed=1)
+    assert first == load_problems("train", count=300, seed=1)
+    assert first[:100] == load_problems("train", count=100, seed=1)
     assert len({question(p) for p in first}) == len({p.id for p in first}) == 300
-    assert {question(p) for p in first} != {question(p) for p in load_problems("train", count=300, seed=2, path=None)}
-    assert all(p.answer == gold(question(p)) for p in first)
+    assert {question(p) for p in first} != {question(p) for p in load_problems("train", count=300, seed=2)}
+    assert all(f"<answer>{p.answer}</answer>" in independently(question(p)) for p in first)
 
 
 def test_a_problems_solution_is_the_right_demonstrations_reasoning():
-    [problem] = load_problems("train", count=1, seed=0, path=None)
+    [problem] = load_problems("train", count=1, seed=0)
     shown = demonstration(question(problem), slip=0, rng=rng())
     assert shown == f"<think>{problem.solution}</think><answer>{problem.answer}</answer>"
 
 
 def test_no_answer_is_a_good_guess():
-    answers = [p.answer for p in load_problems("train", count=3000, seed=0, path=None)]
+    answers = [p.answer for p in load_problems("train", count=3000, seed=0)]
     assert max(answers.count(answer) for answer in set(answers)) / len(answers) < 0.01
 
 
 @pytest.mark.parametrize("count", [0, -1, MAX_PROBLEMS + 1])
 def test_impossible_counts_are_refused(count):
     with pytest.raises(ValueError, match=f"{count} train problems .* 1 to {MAX_PROBLEMS}"):
-        load_problems("train", count=count, seed=0, path=None)
-
-
-def test_a_path_is_refused():
-    with pytest.raises(ValueError, match=r"data\.path='somewhere'"):
-        load_problems("train", count=1, seed=0, path="somewhere")
+        load_problems("train", count=count, seed=0)

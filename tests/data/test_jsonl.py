@@ -6,6 +6,9 @@ from pods_jax.data.gold import UnparsableError
 from pods_jax.data.jsonl import read_question
 from pods_jax.data.rows import Columns, Source
 from pods_jax.data.tasks import load_splits
+from pods_jax.problem import Problem
+from pods_jax.rewards.answers import gold_fault, judge, vote
+from pods_jax.rewards.choices import LETTERS
 
 
 @pytest.mark.parametrize(
@@ -30,6 +33,35 @@ def test_the_named_columns_are_read_by_kind(kind, value, gold):
 def test_options_make_it_a_choice():
     question = read_question({"question": "Which?", "answer": 1, "o": ["x", "y"]}, Columns(choices="o"))
     assert (question.answer, question.kind, question.choices) == ("B", "choice", ("x", "y"))
+
+
+@pytest.mark.parametrize("count", [2, 12, 26])
+def test_as_many_options_as_there_are_letters_are_asked_and_their_answers_judged(tmp_path, count):
+    options = [f"{index}0 g" for index in range(count)]
+    rows = [{"question": f"Which is {i}0 g?", "answer": i, "o": options} for i in range(count)]
+    (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    source = Source(path=str(tmp_path), columns=Columns(choices="o"))
+    splits = load_splits("jsonl", train_problems=0, held_out_problems=0, seed=0, source=source, evaluation=True)
+    assert [problem.answer for problem in splits.held_out] == list(LETTERS[:count])
+    for problem, text in zip(splits.held_out, options, strict=True):
+        assert gold_fault(problem) is None
+        assert f"\n{problem.answer}. {text}" in problem.messages[0]["content"]
+        for right in (problem.answer, f"({problem.answer.lower()})", text, f"{problem.answer}. {text}"):
+            assert judge(problem, f"<answer>{right}</answer>") is True
+            assert vote(problem, f"<answer>{right}</answer>") == problem.answer
+        other = LETTERS[LETTERS.index(problem.answer) - 1]
+        assert judge(problem, f"<answer>{other}</answer>") is False
+
+
+@pytest.mark.parametrize("gold", ["B", "K", "k", "Z"])
+def test_a_letter_without_options_is_asked_and_judged(gold):
+    question = read_question({"question": "Which?", "answer": gold}, Columns(answer_kind="choice"))
+    problem = Problem("own/0", (), question.answer, "jsonl", question.kind)
+    assert gold_fault(problem) is None
+    for right in (gold, f"({gold})", gold.lower()):
+        assert judge(problem, f"<answer>{right}</answer>") is True
+        assert vote(problem, f"<answer>{right}</answer>") == gold.upper()
+    assert judge(problem, "<answer>C</answer>") is False
 
 
 @pytest.mark.parametrize(

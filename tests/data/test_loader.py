@@ -82,27 +82,21 @@ def test_a_far_position_is_sought_without_reading_what_lies_before():
     assert Counting.reads == 2 * one_step
 
 
-@pytest.mark.parametrize("processes", [2, 3, 6])
-def test_processes_partition_each_epoch_and_join_to_the_single_process_order(processes):
-    def loader(index, count):
-        return make_loader(prompts(109), prompts_per_step=6, seed=2, process_index=index, process_count=count)
+@pytest.mark.parametrize("per_step", [1, 2, 6, 109])
+def test_the_order_does_not_depend_on_how_many_prompts_a_step_takes(per_step):
+    def stream(per_step):
+        return flat(ids(islice(make_loader(prompts(109), prompts_per_step=per_step, seed=2), 218 // per_step)))
 
-    shares = [ids(islice(loader(index, processes), 37)) for index in range(processes)]
-    joined = [flat(rows) for rows in zip(*shares, strict=True)]
-    assert joined == ids(islice(loader(0, 1), 37))
-    assert sorted(flat(joined)[:109]) == sorted(flat(joined)[109:218]) == list(range(109))
+    assert stream(per_step) == stream(1)[: 218 // per_step * per_step]
 
 
 @pytest.mark.parametrize(
-    ("count", "per_step", "index", "processes", "message"),
+    ("count", "per_step", "message"),
     [
-        (3, 4, 0, 1, r"data\.prompts_per_step=4 is impossible with 3 training prompts"),
-        (3, 0, 0, 1, r"data\.prompts_per_step=0 is impossible"),
-        (9, 4, 0, 3, r"data\.prompts_per_step=4 does not divide over 3 processes"),
-        (9, 4, 2, 2, "process 2 does not exist among 2"),
-        (9, 4, -1, 2, "process -1 does not exist among 2"),
+        (3, 4, r"data\.prompts_per_step=4 is impossible with 3 training prompts"),
+        (3, 0, r"data\.prompts_per_step=0 is impossible"),
     ],
 )
-def test_impossible_arithmetic_is_refused(count, per_step, index, processes, message):
+def test_impossible_arithmetic_is_refused(count, per_step, message):
     with pytest.raises(ValueError, match=message):
-        make_loader(prompts(count), prompts_per_step=per_step, seed=0, process_index=index, process_count=processes)
+        make_loader(prompts(count), prompts_per_step=per_step, seed=0)

@@ -116,7 +116,7 @@ def test_impossible_settings_are_refused_by_name(package, settings, message):
 
 
 def test_an_unknown_data_set_is_refused_with_the_valid_names(package):
-    with pytest.raises(ValueError, match=r"data\.task='reasoning_gym:sms'.*valid: anagrams, sums"):
+    with pytest.raises(ValueError, match=r"data\.task='reasoning_gym:sms'.*did you mean 'sums'. valid: anagrams, sums"):
         find_task("reasoning_gym:sms")
 
 

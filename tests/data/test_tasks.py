@@ -41,8 +41,8 @@ def made_up(monkeypatch):
     def load(split, *, count, seed, source):
         return Loaded(splits[split], [f"row {i}: broken" for i in range(5)])
 
-    monkeypatch.setitem(TASKS, "made_up", Task(load, None, "For tests."))
-    monkeypatch.setitem(TASKS, "generated", Task(load, None, "For tests.", generated=True))
+    monkeypatch.setitem(TASKS, "made_up", Task(load, None))
+    monkeypatch.setitem(TASKS, "generated", Task(load, None, generated=True))
     return splits
 
 
@@ -75,7 +75,6 @@ def test_every_task_reads_rows_into_problems_of_its_name(name, tmp_path):
     assert {p.task for p in problems} == {name}
     assert all(p.answer and p.answer_kind != "exact" for p in problems)
     assert len({p.messages[0]["content"] for p in problems}) == len(problems)
-    assert find_task(name).description
     assert find_task(name).system_prompt
 
 

@@ -41,7 +41,10 @@ def test_sources_and_data_sets_can_be_chosen(graded, capsys):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [(["--sources", "box"], "'box' is no source"), (["--datasets", "gsm"], "valid: gsm8k, amc23, math500")],
+    [
+        (["--sources", "box"], "--sources='box' is unknown; did you mean 'boxed'? valid: answer, boxed, last_number"),
+        (["--datasets", "gsm"], "--datasets='gsm' is unknown; did you mean 'gsm8k'? valid: gsm8k, amc23, math500"),
+    ],
 )
 def test_unknown_names_are_refused(graded, capsys, options, message):
     assert main([graded, *options]) == 2

@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 from pods_jax.rewards.answers import (
     KINDS,
     LONGEST_NUMBER,
-    extract_answer,
+    check_kind,
     gold_fault,
-    is_correct,
     judge,
     same_answer,
     same_number,
     same_text,
     vote,
 )
+from pods_jax.rewards.extraction import DEFAULT_SOURCES, extract_answer
 from pods_jax.rewards.workers import Job
 from pods_jax.types import Problem
 
@@ -25,6 +25,12 @@ GOLD = {"exact": "18", "number": "18", "math": "18", "choice": "B", "equation": 
 
 def problem(answer, kind="exact", **fields):
     return Problem("p/0", (), answer, "made_up", kind, **fields)
+
+
+def is_correct(asked, completion, sources=DEFAULT_SOURCES):
+    verdict = judge(asked, completion, sources)
+    assert isinstance(verdict, bool)
+    return verdict
 
 
 @pytest.mark.parametrize(
@@ -199,9 +205,18 @@ def test_all_kinds_are_tested():
     assert set(KINDS) == {*GOLD, "reasoning_gym"}
 
 
-def test_an_unknown_kind_is_refused_with_all_names():
-    with pytest.raises(ValueError, match="answer_kind='numbr' is no kind of answer; valid: exact, number, math"):
-        judge(problem("18", "numbr"), "<answer>18</answer>")
+def test_an_unknown_kind_is_refused_with_the_nearest_and_all_names():
+    words = "answer_kind='numbr' .*did you mean 'number'. valid: exact, number, math, choice, equation, text"
+    for refuse in (lambda asked: judge(asked, "<answer>18</answer>"), gold_fault, lambda asked: check_kind(asked.answer_kind)):
+        with pytest.raises(ValueError, match=words):
+            refuse(problem("18", "numbr"))
+
+
+def test_rows_have_every_kind_whose_gold_answer_is_written():
+    for kind in GOLD:
+        check_kind(kind)
+    with pytest.raises(ValueError, match=r"^data\.answer_kind='reasoning_gym' .*valid: exact, number, math, choice, .*text$"):
+        check_kind("reasoning_gym")
 
 
 @pytest.mark.parametrize("kind", ["number", "choice", "equation", "math", "text", "reasoning_gym"])
@@ -212,8 +227,8 @@ def test_a_gold_answer_that_cannot_be_read_is_reported_and_never_scored(kind):
 
 
 def test_what_needs_a_worker_is_not_judged_without_one():
-    with pytest.raises(ValueError, match="problem p/0 has an answer of kind math, which worker processes judge"):
-        is_correct(problem("p - q", "math"), "<answer>-q + p</answer>")
+    job = Job("pods_jax.rewards.algebra:same_expression", ("-q + p", "p - q"))
+    assert judge(problem("p - q", "math"), "<answer>-q + p</answer>") == job
 
 
 @pytest.mark.parametrize("kind", ["number", "math"])

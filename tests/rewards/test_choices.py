@@ -1,6 +1,6 @@
 import pytest
 
-from pods_jax.rewards.choices import read_choice, same_choice
+from pods_jax.rewards.choices import LETTERS, read_choice, same_choice
 
 OPTIONS = ("12", "CCO", "1,400.0 g/mol", "Carbon dioxide")
 
@@ -81,3 +81,69 @@ def test_formulas_of_other_letters_and_case_are_told_apart():
             assert read_choice(text, FORMULAS) == letter
         for other in set(FORMULAS) - {formula}:
             assert read_choice(f"{letter}. {other}", FORMULAS) is None
+
+
+TWELVE = tuple(f"{index + 1}0 g/mol" for index in range(12))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["K", "k", "(K)", "(k)", "K.", "K. 110 g/mol", "(K) 110", "k) 110", "The answer is K", "110 g/mol", "110", "K = 110"],
+)
+def test_the_eleventh_of_twelve_options_is_read_by_letter_and_by_text(text):
+    assert read_choice(text, TWELVE) == "K"
+    assert same_choice(text, "K", TWELVE) is True
+    assert same_choice(text, "L", TWELVE) is False
+
+
+@pytest.mark.parametrize("text", ["M", "(M)", "K or L", "K and L", "K. 110 (L) 120", "K. 120 g/mol", "Not K", "K L"])
+def test_no_letter_of_twelve_or_several_are_none(text):
+    assert read_choice(text, TWELVE) is None
+
+
+def test_the_letters_are_a_to_z():
+    assert "".join(map(chr, range(ord("A"), ord("Z") + 1))) == LETTERS
+
+
+@pytest.mark.parametrize("count", range(2, 27))
+def test_every_letter_of_an_option_is_read_and_no_other(count):
+    options = tuple(f"option number {index}" for index in range(count))
+    for letter, option in zip(LETTERS, options, strict=False):
+        for text in (letter, letter.lower(), f"({letter})", f"{letter}. {option}", option, f"The answer is {letter}."):
+            assert read_choice(text, options) == letter
+    for letter in LETTERS[count:]:
+        for text in (letter, letter.lower(), f"({letter})", f"{letter}. anything"):
+            assert read_choice(text, options) is None
+
+
+@pytest.mark.parametrize("gold", ["K", "k", "(K)", r"\text{(K)}", "The answer is K"])
+def test_a_gold_letter_beyond_j_makes_all_letters_readable(gold):
+    for right in ("K", "(k)", "K.", "K: 12", r"\text{(K)}"):
+        assert same_choice(right, gold) is True
+    for wrong in ("A", "(Z)", "K or L", "K. 12 (Z) 13", "12"):
+        assert same_choice(wrong, gold) is False
+    assert read_choice("Z", gold=gold) == "Z"
+
+
+@pytest.mark.parametrize("text", ["K", "(K)", "x", "N. 12", "T = 298 K", "Z"])
+def test_without_options_a_letter_beyond_j_is_none_unless_the_gold_answer_is_one(text):
+    assert read_choice(text) is None
+    assert read_choice(text, gold="B") is None
+    assert read_choice(text, gold="T = 298 K") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("T = 298 K", "C"),  # a letter that no option has labels nothing
+        ("A cat and I", None),
+        ("B. CO or N and K", "B"),
+        ("C. I think so", "C"),
+        ("I", None),
+        ("A", "A"),
+        ("N", "D"),
+        ("K", None),
+    ],
+)
+def test_words_and_formulas_of_one_letter_are_no_letters_beyond_the_options(text, letter):
+    assert read_choice(text, ("12 K", "CO", "298 K", "N")) == letter

@@ -89,7 +89,7 @@ def test_a_last_number_counts_only_where_it_is_asked_for():
 
 
 @pytest.mark.parametrize(
-    ("sources", "message"), [(["box"], "'box' is no source; valid: answer, boxed, last_number"), ([], "at least")]
+    ("sources", "message"), [(["box"], "'box' .*did you mean 'boxed'. valid: answer, boxed, last_number"), ([], "at least")]
 )
 def test_unknown_or_no_sources_are_refused(sources, message):
     with pytest.raises(ValueError, match=r"^verify\.sources.*" + message):

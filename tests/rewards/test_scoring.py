@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pods_jax.rewards.scoring import REWARDS, Reward, Scorer, make_scorer
+from pods_jax.rewards.scoring import Scorer, make_scorer
+from pods_jax.rewards.table import REWARDS, Reward
 from pods_jax.types import Problem
 
 PROBLEM = Problem("p/0", (), "18", "made_up")
@@ -206,9 +207,8 @@ def test_no_reward_and_a_repeated_reward_are_refused(functions):
 
 @pytest.mark.parametrize("name", ["corect", "correct:", ":correct"])
 def test_an_unknown_name_is_refused_with_the_nearest_and_all_names(name):
-    with pytest.raises(
-        ValueError, match=r"did you mean 'correct'. valid: correct, choice, format, tag_count, length, or module:function"
-    ):
+    valid = "correct, choice, format, tag_count, length, module:function"
+    with pytest.raises(ValueError, match=rf"^reward\.functions='{name}' .*did you mean 'correct'. valid: {valid}$"):
         make_scorer([name])
 
 
@@ -346,7 +346,7 @@ def test_a_length_reward_without_a_limit_is_refused(options):
 
 
 def test_sources_that_do_not_exist_are_refused():
-    with pytest.raises(ValueError, match=r"verify\.sources: 'box' is no source; valid: answer, boxed, last_number"):
+    with pytest.raises(ValueError, match=r"verify\.sources='box' .*did you mean 'boxed'. valid: answer, boxed, last_number"):
         make_scorer(["correct"], sources=["box"])
 
 

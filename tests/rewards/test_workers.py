@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -101,7 +102,7 @@ def target(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pool(target):
-    with WorkerPool(time_limit=1.0, memory_limit_mb=256, workers=2) as pool:
+    with closing(WorkerPool(time_limit=1.0, memory_limit_mb=256, workers=2)) as pool:
         yield pool
 
 
@@ -166,13 +167,13 @@ def test_several_late_jobs_are_ended_side_by_side(pool, target):
 
 
 def test_processes_stay_between_runs_and_equal_jobs_run_once(target):
-    with WorkerPool(workers=1) as pool:
+    with closing(WorkerPool(workers=1)) as pool:
         assert [outcome.value for outcome in pool.run([target("counted", 1)] * 5)] == [1] * 5
         assert pool.run([target("counted", 2)])[0].value == 2
 
 
 def test_a_process_that_dies_between_runs_is_replaced(target):
-    with WorkerPool(workers=1) as pool:
+    with closing(WorkerPool(workers=1)) as pool:
         process = pool.run([target("process", 0)])[0].value
         assert process is not None
         os.killpg(int(process), 9)
@@ -202,7 +203,7 @@ def test_a_forgotten_pool_ends_its_processes(target):
 
 
 def test_what_a_late_job_has_started_ends_with_it(target):
-    with WorkerPool(time_limit=1.0, workers=1) as pool:
+    with closing(WorkerPool(time_limit=1.0, workers=1)) as pool:
         child = pool.run([target("child", 0)])[0].value
         assert child is not None
         assert alive(child)
@@ -232,7 +233,7 @@ def test_what_a_job_prints_does_not_reach_standard_output(pool, target, capfd):
 
 @pytest.mark.parametrize("name", ["broken_jobs:f", "no_such_module:f", "worker_jobs:no_such_function"])
 def test_a_target_that_cannot_be_imported_is_an_error_that_names_it(target, name):
-    with WorkerPool(workers=1) as pool, pytest.raises(RuntimeError, match=f"cannot import {name}"):
+    with closing(WorkerPool(workers=1)) as pool, pytest.raises(RuntimeError, match=f"cannot import {name}"):
         pool.run([Job(name, (1,)), target("value", 1)])
 
 
