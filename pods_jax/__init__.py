@@ -24,7 +24,7 @@ _PUBLIC = {
     "ADVANTAGES": "algorithm.advantages",
     "LOSSES": "algorithm.losses",
     "TASKS": "data.tasks",
-    "REWARDS": "rewards.scoring",
+    "REWARDS": "rewards.table",
     "FAMILIES": "models.families",
     "Decoder": "models.decoder",
     "DecoderSpec": "models.spec",
