@@ -85,7 +85,7 @@ def test_a_mesh_trains_like_one_device(run_on, on_one, shape):
 def assert_spread(state, shape):
     """Each device holds its part of the parameters and of both moments, and no more."""
     data, fsdp, tensor = shape
-    adam = next(part for part in state.opt_state[1] if hasattr(part, "mu"))
+    adam = next(part for part in state.opt_state if hasattr(part, "mu"))
     for tree in (state.params, adam.mu, adam.nu):
         parts = {
             "gate": (2, 16 // fsdp, 24 // tensor),
