@@ -170,7 +170,7 @@ def load_prompts(
     """
     splits = load_splits(
         data.task,
-        train_problems=data.train_problems,
+        train_problems=0 if evaluation else data.train_problems,
         held_out_problems=data.held_out_problems,
         seed=data.seed,
         source=make_source(data),
