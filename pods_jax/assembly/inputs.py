@@ -14,7 +14,7 @@ from pods_jax.algorithm.losses import lookup_loss
 from pods_jax.algorithm.selection import lookup_rule
 from pods_jax.assembly.policy import model_folder
 from pods_jax.config.command_line import config_difference, from_yaml
-from pods_jax.config.entries import Config, check_devices
+from pods_jax.config.entries import Config, EvaluateConfig, check_devices
 from pods_jax.config.fields import ConfigError
 from pods_jax.config.sections import DataConfig, RewardConfig, VerifyConfig
 from pods_jax.data.prompts import build_prompts, load_tokenizer
@@ -87,10 +87,7 @@ def find_inputs(config: Config) -> Inputs:
     find_task(config.data.task)
     check_names(config)
     scorer = make_verifier(config.verify, config.reward, max_completion_length=config.rollout.max_completion_length)
-    shape = check_devices(config, jax.device_count())
-    if jax.process_count() > 1 and math.prod(shape) < jax.device_count():
-        raise ConfigError(f"a mesh of {math.prod(shape)} devices leaves some hosts' idle: there are {jax.device_count()}")
-    mesh = make_mesh(shape, jax.devices()[: math.prod(shape)])
+    mesh = find_mesh(config)
     folder = run_folder(config)
     resumed = progress_of(config)
     source = model_folder(config.model.path, config.model.revision)
@@ -98,6 +95,18 @@ def find_inputs(config: Config) -> Inputs:
     train_prompts, held_out = load_prompts(config.data, tokenizer)
     _check_fit(config, read_spec(source), [*train_prompts, *held_out])
     return Inputs(folder, mesh, scorer, tokenizer, train_prompts, held_out, resumed)
+
+
+def find_mesh(config: Config | EvaluateConfig) -> Mesh:
+    """Returns the device mesh.
+
+    Raises:
+        ConfigError: it does not fit the devices, or leaves some of another host idle.
+    """
+    shape = check_devices(config, jax.device_count())
+    if jax.process_count() > 1 and math.prod(shape) < jax.device_count():
+        raise ConfigError(f"a mesh of {math.prod(shape)} devices leaves some hosts' idle: there are {jax.device_count()}")
+    return make_mesh(shape, jax.devices()[: math.prod(shape)])
 
 
 def check_names(config: Config) -> None:
