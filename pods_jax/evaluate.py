@@ -6,12 +6,13 @@ number, and majority-vote accuracy, each with its standard error over problems; 
 verdict. The last line printed is one JSON object.
 """
 
+import io
 import json
 import math
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from functools import partial
 from itertools import count, takewhile
 from pathlib import Path
@@ -21,16 +22,17 @@ import jax
 import numpy as np
 from rich.progress import track
 
-from pods_jax.assembly.inputs import check_names, load_prompts, make_verifier
+from pods_jax.assembly.inputs import check_names, find_mesh, load_prompts, make_verifier
+from pods_jax.assembly.opening import join_hosts
 from pods_jax.assembly.parts import engine_numbers, make_engine, make_sampling
 from pods_jax.assembly.policy import model_folder
 from pods_jax.assembly.sources import find_policy, load_any_policy
 from pods_jax.config.command_line import parse
-from pods_jax.config.entries import EvaluateConfig, check_devices
+from pods_jax.config.entries import EvaluateConfig
 from pods_jax.config.fields import ConfigError
 from pods_jax.data.prompts import load_tokenizer
 from pods_jax.devices.compiling import keep_compiled
-from pods_jax.devices.sharding import make_mesh
+from pods_jax.devices.sharding import replicate
 from pods_jax.evaluator import Evaluator, Verdicts
 from pods_jax.problem import Problem
 from pods_jax.rewards.answers import vote
@@ -50,11 +52,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def evaluate(config: EvaluateConfig) -> dict[str, float]:
-    """Evaluates as configured, prints the result and returns it."""
+    """Evaluates as configured and returns the result; of several hosts the first prints it and writes the file."""
     check_names(config)
+    join_hosts(config)
+    first = jax.process_index() == 0
+    with nullcontext() if first else redirect_stdout(io.StringIO()):
+        return _evaluate(config, Path(config.out) if config.out and first else None)
+
+
+def _evaluate(config: EvaluateConfig, out_file: Path | None) -> dict[str, float]:
     keep_compiled(config.compile_cache)
-    shape = check_devices(config, jax.device_count())
-    mesh = make_mesh(shape, jax.devices()[: math.prod(shape)])
+    mesh = find_mesh(config)
     source = find_policy(config.model)
     tokenizer = load_tokenizer(model_folder(source.model.path, source.model.revision))
     _, prompts = load_prompts(config.data, tokenizer, evaluation=True)
@@ -73,9 +81,10 @@ def evaluate(config: EvaluateConfig) -> dict[str, float]:
         runs = {"greedy": (engine(1), sampling_params(temperature=0.0))}
         if config.samples:
             runs["sampled"] = (engine(config.samples), make_sampling(config.rollout))
-        with Path(config.out).open("w", encoding="utf-8") if config.out else nullcontext() as out:
+        key = jax.random.key(replicate(np.uint32(config.seed)))
+        with out_file.open("w", encoding="utf-8") if out_file else nullcontext() as out:
             for name, (used, sampling) in runs.items():
-                judge = evaluator(name=name, engine=used, sampling=sampling, key=jax.random.key(config.seed))
+                judge = evaluator(name=name, engine=used, sampling=replicate(sampling), key=key)
                 batches = math.ceil(len(prompts) / config.batch)
                 verdicts = list(track(judge.verdicts(params), description=name, total=batches, transient=True))
                 _write(out, name, verdicts)

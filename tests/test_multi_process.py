@@ -9,21 +9,20 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from pods_jax import train
+from pods_jax import evaluate, train
 
 # Two processes of four devices each; process 0 alone may write.
 PROCESS = """
+import importlib
 import sys
 import jax
 
-index, port, arguments = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+entry, index, port, arguments = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4:]
 jax.config.update("jax_num_cpu_devices", 4)
 jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=index)
 
-from pods_jax import train
-
 assert jax.device_count() == 8 and jax.local_device_count() == 4
-sys.exit(train.main(arguments))
+sys.exit(importlib.import_module(f"pods_jax.{entry}").main(arguments))
 """
 
 
@@ -56,8 +55,8 @@ def arguments(options):
     return [text for key, value in options.items() for text in (f"--{key}", str(value))]
 
 
-def launch(options, cache):
-    """Runs both processes to their end; returns their exit codes and what they wrote to stderr."""
+def launch(entry, options, cache):
+    """Runs both processes of an entry to their end, which must be good; returns what each printed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -69,20 +68,21 @@ def launch(options, cache):
     command = [sys.executable, "-c", PROCESS]
     processes = [
         subprocess.Popen(
-            [*command, str(index), port, *arguments(options)],
+            [*command, entry, str(index), port, *arguments(options)],
             env=environment,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
         for index in (0, 1)
     ]
     try:
-        errors = [process.communicate(timeout=400)[1] for process in processes]
+        printed, errors = zip(*(process.communicate(timeout=400) for process in processes), strict=True)
     finally:
         for process in processes:
             process.kill()
-    return [process.returncode for process in processes], errors
+    assert [process.returncode for process in processes] == [0, 0], errors[0][-3000:] + errors[1][-3000:]
+    return printed
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +91,7 @@ def folders(tmp_path_factory, options, compiled_once):
     folder = tmp_path_factory.mktemp("runs")
     both = options | {"run.dir": folder, "run.name": "two", "mesh.distributed": "true"}
     for steps in (2, 3):
-        codes, errors = launch(both | {"run.steps": steps}, compiled_once)
-        assert codes == [0, 0], errors[0][-3000:] + errors[1][-3000:]
+        launch("train", both | {"run.steps": steps}, compiled_once)
     assert train.main(arguments(options | {"run.dir": folder, "run.name": "one"})) == 0
     return folder / "two", folder / "one"
 
@@ -131,3 +130,30 @@ def test_the_export_of_two_processes_equals_that_of_one(folders):
     assert weights.keys() == expected.keys()
     for name, value in weights.items():
         np.testing.assert_allclose(value, expected[name], atol=1e-5, err_msg=name)
+
+
+def test_an_evaluation_in_two_processes_equals_that_in_one_and_the_first_alone_prints_and_writes(
+    folders, tmp_path, compiled_once, capsys
+):
+    """Of the run's folder, so that both processes read its checkpoint."""
+    options = {
+        "model.path": folders[0],
+        "data.held_out_problems": 13,
+        "rollout.max_completion_length": 12,
+        "samples": 3,
+        "batch": 8,
+        "mesh.data": 2,
+        "mesh.fsdp": 2,
+        "mesh.tensor": 2,
+    }
+    distributed = options | {"mesh.distributed": "true", "out": tmp_path / "two.jsonl"}
+    first, second = (set(printed.splitlines()) for printed in launch("evaluate", distributed, compiled_once))
+    capsys.readouterr()
+    assert evaluate.main(arguments(options | {"out": tmp_path / "one.jsonl"})) == 0
+    expected = set(capsys.readouterr().out.splitlines())
+    assert f"checkpoint of step 3 of {folders[0]}" in expected
+    # The library that connects the processes prints lines of its own.
+    assert expected <= first
+    assert not expected & second
+    assert len(rows(tmp_path, "two.jsonl")) == 13 * 4
+    assert (tmp_path / "two.jsonl").read_text() == (tmp_path / "one.jsonl").read_text()

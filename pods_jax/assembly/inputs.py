@@ -85,10 +85,7 @@ def find_inputs(config: Config) -> Inputs:
     """
     check_names(config)
     scorer = make_verifier(config.verify, config.reward, max_completion_length=config.rollout.max_completion_length)
-    shape = check_devices(config, jax.device_count())
-    if jax.process_count() > 1 and math.prod(shape) < jax.device_count():
-        raise ConfigError(f"a mesh of {math.prod(shape)} devices leaves some hosts' idle: there are {jax.device_count()}")
-    mesh = make_mesh(shape, jax.devices()[: math.prod(shape)])
+    mesh = find_mesh(config)
     folder = run_folder(config)
     resumed = progress_of(config)
     source = model_folder(config.model.path, config.model.revision)
@@ -96,6 +93,18 @@ def find_inputs(config: Config) -> Inputs:
     train_prompts, held_out = load_prompts(config.data, tokenizer)
     _check_fit(config, read_spec(source), [*train_prompts, *held_out])
     return Inputs(folder, mesh, scorer, tokenizer, train_prompts, held_out, resumed)
+
+
+def find_mesh(config: Config | EvaluateConfig) -> Mesh:
+    """Returns the device mesh.
+
+    Raises:
+        ConfigError: it does not fit the devices, or leaves some of another host idle.
+    """
+    shape = check_devices(config, jax.device_count())
+    if jax.process_count() > 1 and math.prod(shape) < jax.device_count():
+        raise ConfigError(f"a mesh of {math.prod(shape)} devices leaves some hosts' idle: there are {jax.device_count()}")
+    return make_mesh(shape, jax.devices()[: math.prod(shape)])
 
 
 def check_names(config: Config | EvaluateConfig) -> None:
@@ -174,7 +183,7 @@ def load_prompts(
     """
     splits = load_splits(
         data.task,
-        train_problems=data.train_problems,
+        train_problems=0 if evaluation else data.train_problems,
         held_out_problems=data.held_out_problems,
         seed=data.seed,
         source=make_source(data),

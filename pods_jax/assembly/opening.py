@@ -14,7 +14,7 @@ from pods_jax.assembly.inputs import Inputs
 from pods_jax.assembly.parts import Programs, make_parts
 from pods_jax.assembly.policy import Architecture, load_policy, make_lora
 from pods_jax.config.command_line import to_yaml
-from pods_jax.config.entries import Config
+from pods_jax.config.entries import Config, EvaluateConfig
 from pods_jax.devices.sharding import named_sharding
 from pods_jax.loop import Parts, Settings
 from pods_jax.models.lora import split_adapters
@@ -24,7 +24,7 @@ from pods_jax.update.learner import TrainState, abstract_state, init_state
 from pods_jax.update.optim import make_optimizer
 
 
-def join_hosts(config: Config) -> None:
+def join_hosts(config: Config | EvaluateConfig) -> None:
     """Joins the other hosts where the configuration says so, once."""
     if config.mesh.distributed and not jax.distributed.is_initialized():
         jax.distributed.initialize()

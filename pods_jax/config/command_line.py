@@ -7,16 +7,17 @@ error is a ``ConfigError``, which ``parse`` prints as one line before it exits w
 import argparse
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import yaml
 from docstring_parser import parse_from_object
 
-from pods_jax.config.fields import Checked, ConfigError, Kind, kinds, shown
+from pods_jax.config.fields import Checked, ConfigError, Kind, kinds, shown, why_unread
 
 C = TypeVar("C", bound=Checked)
 
@@ -52,15 +53,15 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
 
 
-def leaf_kinds(cls: type) -> dict[str, Kind]:
-    """Kind of every dotted key of a configuration class: ``{"run.name": text, ...}``."""
+def leaf_kinds(cls: type[Checked]) -> dict[str, Kind]:
+    """Kind of every dotted key that a configuration class reads: ``{"run.name": text, ...}``."""
     leaves = {}
     for name, kind in kinds(cls).items():
         if is_dataclass(kind.type):
             leaves |= {f"{name}.{leaf}": of for leaf, of in kinds(kind.type).items()}
         else:
             leaves[name] = kind
-    return leaves
+    return {key: kind for key, kind in leaves.items() if why_unread(cls, key) is None}
 
 
 def parse(cls: type[C], argv: Sequence[str] | None = None, *, prog: str, description: str) -> C:
@@ -82,7 +83,7 @@ def parse(cls: type[C], argv: Sequence[str] | None = None, *, prog: str, descrip
     files, print_config = given.pop("config"), given.pop("print_config")
     try:
         if unknown:
-            raise ConfigError(_unknown_argument(unknown[0], [*leaf_kinds(cls), "config", "print_config"]))
+            raise ConfigError(_unknown_argument(cls, unknown[0]))
         values = {}
         for file in files:
             values |= _read_file(cls, file)
@@ -97,17 +98,21 @@ def parse(cls: type[C], argv: Sequence[str] | None = None, *, prog: str, descrip
 
 
 def to_yaml(config: Checked) -> str:
-    """Return the whole configuration as YAML; ``from_yaml`` gives back an equal one."""
+    """Return every key that is read as YAML; ``from_yaml`` gives back an equal configuration."""
+    tree: dict[str, Any] = {}
+    for key in leaf_kinds(type(config)):
+        section, _, leaf = key.rpartition(".")
+        (tree.setdefault(section, {}) if section else tree)[leaf] = attrgetter(key)(config)
     # Not allow_unicode: PyYAML would write a next-line character (U+0085) as it is and read it back as a blank.
-    return yaml.dump(asdict(config), Dumper=_Dumper, sort_keys=False, width=120)
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, width=120)
 
 
 def from_yaml(cls: type[C], text: str, *, source: str = "YAML") -> C:
     """Build a configuration from YAML text; what it leaves out keeps its default.
 
     Raises:
-        ConfigError: Not a mapping, a key unknown or written twice, or a value that the configuration refuses; ``source`` names
-            the text in the message.
+        ConfigError: Not a mapping, a key unknown, not read or written twice, or a value that the configuration refuses;
+            ``source`` names the text in the message.
     """
     return _build(cls, _flat_values(cls, text, source))
 
@@ -142,6 +147,8 @@ def _flat_values(cls: type, text: str, source: str) -> dict[str, Any]:
             raise ConfigError(f"{source}: key {key} stands twice")
         if key in leaves:
             values[key] = value
+        elif why := why_unread(cls, key):
+            raise ConfigError(f"{source}: {key} is not read here: {why}")
         elif key not in sections:
             raise ConfigError(f"{source}: unknown key {key}; the nearest is {_nearest(key, list(leaves))}")
         elif value:
@@ -175,14 +182,16 @@ def _nearest(key: str, names: list[str]) -> str:
     return difflib.get_close_matches(key, same_leaf or names, n=1, cutoff=0)[0]
 
 
-def _unknown_argument(argument: str, names: list[str]) -> str:
+def _unknown_argument(cls: type[Checked], argument: str) -> str:
     if not argument.startswith("--"):
         return f"unexpected argument {argument}: options are --section.field VALUE"
     key = argument[2:].split("=")[0]
-    return f"unknown option --{key}; the nearest is --{_nearest(key, names)}"
+    if why := why_unread(cls, key):
+        return f"--{key} is not read here: {why}"
+    return f"unknown option --{key}; the nearest is --{_nearest(key, [*leaf_kinds(cls), 'config', 'print_config'])}"
 
 
-def _parser(cls: type, prog: str, description: str) -> _Parser:
+def _parser(cls: type[Checked], prog: str, description: str) -> _Parser:
     parser = _Parser(
         prog=prog,
         description=description,
@@ -193,19 +202,18 @@ def _parser(cls: type, prog: str, description: str) -> _Parser:
     )
     parser.add_argument("--config", action="append", default=[], metavar="FILE.yaml", help="Read a file; later files win.")
     parser.add_argument("--print_config", action="store_true", default=False, help="Print the resolved configuration and exit.")
-    plain = parser.add_argument_group("without a section")
+    plain, leaves = parser.add_argument_group("without a section"), leaf_kinds(cls)
     for name, kind in kinds(cls).items():
-        if is_dataclass(kind.type):
-            _add_fields(parser.add_argument_group(name, kind.type.__doc__), kind.type, f"{name}.")
-    _add_fields(plain, cls, "")
+        if is_dataclass(kind.type) and why_unread(cls, name) is None:
+            _add_fields(parser.add_argument_group(name, kind.type.__doc__), kind.type, f"{name}.", leaves)
+    _add_fields(plain, cls, "", leaves)
     return parser
 
 
-def _add_fields(group: Any, cls: type, prefix: str) -> None:
+def _add_fields(group: Any, cls: type, prefix: str, leaves: Mapping[str, Kind]) -> None:
     meanings = _meanings(cls)
     for item in fields(cls):
-        kind = kinds(cls)[item.name]
-        if is_dataclass(kind.type):
+        if (kind := leaves.get(f"{prefix}{item.name}")) is None:
             continue
         default = item.default if item.default_factory is MISSING else item.default_factory()
         meaning = f"{meanings[item.name]} ({kind}; default {shown(default)})"

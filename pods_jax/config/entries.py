@@ -1,6 +1,8 @@
 """What training and evaluation read: the sections of each, what must hold across them, and the arithmetic that follows."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from pods_jax.config.fields import Checked, ConfigError, Count, CountOrZero, Seed
 from pods_jax.config.sections import (
@@ -80,6 +82,14 @@ class EvaluateConfig(Checked):
     """JSONL file to write, one completion and its verdict a line; unset writes none."""
     compile_cache: str = "auto"
     """Where compiled programs are kept for the next start, as run.compile_cache of training."""
+
+    unread: ClassVar[Mapping[str, str]] = {
+        "data.prompts_per_step": "batch is the number of problems generated at once",
+        "data.train_problems": "nothing is trained",
+        "rollout.n": "samples is the number of completions of each problem",
+        "tuning.update_rungs": "nothing is trained",
+        "tuning.logit_chunk": "nothing is trained",
+    }
 
     def __post_init__(self):
         super().__post_init__()

@@ -5,6 +5,7 @@ checked on construction, reads the command line's text and is printed by ``--hel
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import NoneType, UnionType
@@ -146,9 +147,15 @@ class Checked:
     """Base of the configuration classes: every field is checked against its annotation on construction.
 
     ``class RolloutConfig(Checked, key="rollout")`` names the section in error messages: ``rollout.n=0 must be ...``.
+
+    Attributes:
+        prefix: Name of the section, with its dot.
+        unread: Keys of the class's sections, or names of whole sections, that what the class configures does not read, each
+            with the reason; the command line refuses them.
     """
 
     prefix: ClassVar[str]
+    unread: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, key: str = ""):
         cls.prefix = f"{key}." if key else ""
@@ -162,6 +169,11 @@ class Checked:
                 given = repr(value) if isinstance(value, str) else shown(value)
                 raise ConfigError(f"{self.prefix}{name}={given} must be: {kind}") from None
             object.__setattr__(self, name, accepted)
+
+
+def why_unread(cls: type[Checked], key: str) -> str | None:
+    """Returns the reason why a dotted key is not read by what the class configures, or None when it is."""
+    return next((why for name, why in cls.unread.items() if key == name or key.startswith(f"{name}.")), None)
 
 
 def shown(value: Any) -> str:

@@ -1,8 +1,9 @@
 import dataclasses
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from pods_jax.config.command_line import config_difference, from_yaml, leaf_kinds, parse, to_yaml
 from pods_jax.config.entries import Config, EvaluateConfig
-from pods_jax.config.fields import ConfigError, kinds
+from pods_jax.config.fields import ConfigError, kinds, shown
 from pods_jax.config.sections import RewardConfig, RolloutConfig
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").rglob("*.yaml"))
@@ -196,6 +197,38 @@ def test_every_field_stands_in_help_with_meaning_kind_and_default(capsys, cls):
         assert " --" not in meaning, key
 
 
+@pytest.mark.parametrize("key", EvaluateConfig.unread)
+def test_a_key_that_is_not_read_is_absent_and_refused_even_at_its_default(capsys, write, key):
+    assert key in leaf_kinds(Config)
+    assert f" --{key} " not in help_text(capsys, EvaluateConfig)
+    assert key not in leaf_kinds(EvaluateConfig)
+    section, leaf = key.split(".")
+    assert leaf not in yaml.safe_load(to_yaml(EvaluateConfig()))[section]
+    value = shown(getattr(getattr(Config(), section), leaf))
+    words = f"{key} is not read here: {EvaluateConfig.unread[key]}"
+    assert failure(capsys, f"--{key}", value, cls=EvaluateConfig) == f"--{words}"
+    assert failure(capsys, f"--{key}={value}", cls=EvaluateConfig) == f"--{words}"
+    path = write(f"{key}: {value}")
+    assert failure(capsys, "--config", path, cls=EvaluateConfig) == f"{path}: {words}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Without(Config):
+    """Reads nothing of a whole section."""
+
+    unread: ClassVar[Mapping[str, str]] = {"log": "nothing is logged"}
+
+
+def test_a_whole_section_can_be_left_out(capsys, write):
+    assert not any(key.startswith("log.") for key in leaf_kinds(Without))
+    assert "log:" not in help_text(capsys, Without)
+    assert "log" not in yaml.safe_load(to_yaml(Without()))
+    assert from_yaml(Without, to_yaml(Without())) == Without()
+    assert failure(capsys, "--log.progress", "true", cls=Without) == "--log.progress is not read here: nothing is logged"
+    path = write("log: {progress: true}")
+    assert failure(capsys, "--config", path, cls=Without) == f"{path}: log.progress is not read here: nothing is logged"
+
+
 @pytest.mark.parametrize("cls", CLASSES)
 def test_every_section_has_its_own_meaning_in_help(capsys, cls):
     text = help_text(capsys, cls)
@@ -235,14 +268,17 @@ def values_of(kind):
 
 
 @st.composite
-def section(draw, cls):
-    names = draw(st.sets(st.sampled_from(sorted(kinds(cls)))))
+def section(draw, name, cls):
+    read = sorted(leaf for leaf in kinds(cls) if f"{name}.{leaf}" in leaf_kinds(EvaluateConfig))
+    names = draw(st.sets(st.sampled_from(read)))
     return cls(**{name: draw(values_of(kinds(cls)[name])) for name in names if name not in ("name", "functions", "weights")})
 
 
 @st.composite
 def configs(draw):
-    parts = {name: draw(section(kind.type)) for name, kind in kinds(EvaluateConfig).items() if kind.type not in (int, str)}
+    parts = {
+        name: draw(section(name, kind.type)) for name, kind in kinds(EvaluateConfig).items() if kind.type not in (int, str)
+    }
     return EvaluateConfig(**parts, out=draw(values_of(kinds(EvaluateConfig)["out"])))
 
 
