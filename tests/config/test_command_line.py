@@ -23,7 +23,7 @@ def run(*argv, cls: Any = Config) -> Any:
     return parse(cls, argv, prog="train", description="Train a policy.")
 
 
-def failure(capsys, *argv, cls=Config):
+def failure(capsys, *argv, cls: Any = Config):
     """The one line on stderr of a refused command line."""
     with pytest.raises(SystemExit) as caught:
         run(*argv, cls=cls)
