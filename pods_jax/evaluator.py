@@ -11,12 +11,12 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Key
 from transformers import PreTrainedTokenizerBase
 
-from pods_jax.data.prompts import pad_prompts
-from pods_jax.devices.sharding import exchange, own_rows, replicate, to_global
+from pods_jax.devices.sharding import exchange, own_rows, replicate
 from pods_jax.rollout.engine import Engine
+from pods_jax.rollout.prompts import place_prompts
 from pods_jax.rollout.sampling import SamplingParams
 from pods_jax.rollout.texts import read_completions
-from pods_jax.types import Problem, Prompt, PromptBatch
+from pods_jax.types import Problem, Prompt
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,3 @@ def accuracy_metrics(name: str, verdicts: Sequence[Verdicts]) -> dict[str, float
         f"{name}_standard_error": float(standard_error),
         f"{name}_truncated_fraction": float(1.0 - finished.mean()),
     }
-
-
-def place_prompts(mesh: Mesh, prompts: Sequence[Prompt], *, multiple: int) -> PromptBatch:
-    """Prompts on the devices, padded to a multiple of so many tokens."""
-    return to_global(mesh, PromptBatch(*pad_prompts(prompts, multiple=multiple)))  # type: ignore[arg-type]

@@ -17,7 +17,13 @@ T = TypeVar("T")
 
 
 def lookup(
-    table: Mapping[str, T], name: str, key: str, *, own: tuple[type, ...] | None = None, others: Iterable[str] = ()
+    table: Mapping[str, T],
+    name: str,
+    key: str,
+    *,
+    own: tuple[type, ...] | None = None,
+    takes: Sequence[str] = (),
+    others: Iterable[str] = (),
 ) -> T:
     """Returns the entry of a table, or imports an own one.
 
@@ -26,6 +32,7 @@ def lookup(
         name: Name of the wanted one.
         key: Configuration key that holds the name, for the error message.
         own: Accept ``module:function``, importable from the working directory, and there records of these types too.
+        takes: What an own function is called with: names of its arguments, with a ``=`` at the end of keywords.
         others: What else is accepted there, for the error message alone.
 
     Raises:
@@ -35,7 +42,10 @@ def lookup(
     if name in table:
         return table[name]
     if own is not None and ":" in name.strip(":"):
-        return import_own(name, key, own)
+        found = import_own(name, key, own)
+        if not isinstance(found, own):
+            _check_takes(found, name, key, takes)
+        return found
     near = difflib.get_close_matches(name, table, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     valid = ", ".join([*table, *others, *(["module:function"] if own is not None else [])])
@@ -65,20 +75,33 @@ def import_own(name: str, key: str, kinds: tuple[type, ...] = ()) -> Any:
     return function
 
 
-def bind(function: Callable[..., T], options: Sequence[str], key: str) -> Callable[..., T]:
+def _check_takes(function: Callable[..., Any], name: str, key: str, takes: Sequence[str]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some built-in functions do not tell theirs
+        return
+    keywords = {argument[:-1]: None for argument in takes if argument.endswith("=")}
+    try:
+        signature.bind(*takes[: len(takes) - len(keywords)], **keywords)
+    except TypeError as error:
+        raise ValueError(f"{key}: {name} takes {signature}; expected ({', '.join(takes)})") from error
+
+
+def bind(function: Callable[..., T], options: Sequence[str], key: str, passed: Sequence[str] = ()) -> Callable[..., T]:
     """Gives the keyword-only numbers of an entry other values than their defaults.
 
     Args:
         function: The entry; what may be set are its keyword-only parameters that have a number as their default.
         options: Each ``name=number``.
         key: Configuration key that holds the options, for the error message.
+        passed: Parameters that the caller gives a value, which cannot be set.
 
     Raises:
         ValueError: An option has not that form, or the entry has no such number.
     """
     if not options:
         return function
-    numbers = settable(function)
+    numbers = {name: value for name, value in settable(function).items() if name not in passed}
     given: dict[str, float] = {}
     for option in options:
         name, _, text = option.partition("=")

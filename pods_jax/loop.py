@@ -25,10 +25,11 @@ from transformers import PreTrainedTokenizerBase
 
 from pods_jax.devices.compiling import watch_compiling
 from pods_jax.devices.sharding import add_up, exchange, own_rows, replicate, to_global, to_local
-from pods_jax.evaluator import Evaluator, place_prompts
+from pods_jax.evaluator import Evaluator
 from pods_jax.models.lora import join
 from pods_jax.rewards.scoring import Scorer, Scores
 from pods_jax.rollout.engine import Engine
+from pods_jax.rollout.prompts import place_prompts
 from pods_jax.rollout.sampling import SamplingParams
 from pods_jax.rollout.texts import Completions, read_completions
 from pods_jax.run.checkpoint import Checkpoints, Progress

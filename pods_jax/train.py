@@ -22,12 +22,12 @@ from pods_jax.config.command_line import parse
 from pods_jax.config.entries import Config, arithmetic
 from pods_jax.config.fields import ConfigError
 from pods_jax.devices.compiling import keep_compiled, watch_compiling
-from pods_jax.evaluator import place_prompts
 from pods_jax.loop import Parts, train
 from pods_jax.models.hf_weights import export_folder
 from pods_jax.models.lora import merge
 from pods_jax.models.peft_adapters import export_adapters
 from pods_jax.report.page import write_report
+from pods_jax.rollout.prompts import place_prompts
 from pods_jax.run.log import read_metrics
 
 

@@ -36,7 +36,7 @@ def test_other_forms_are_named_in_the_refusal():
 
 @pytest.fixture
 def own_module(tmp_path, monkeypatch):
-    (tmp_path / "own_entries.py").write_text("def double(x):\n    return 2 * x\n\nthing = 3\n")
+    (tmp_path / "own_entries.py").write_text("def double(x, *, eps=0):\n    return 2 * x\n\nthing = 3\n")
     (tmp_path / "own_broken.py").write_text("1 / 0\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -46,7 +46,7 @@ def own_module(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("own_module")
 def test_an_own_function_is_imported_from_the_working_directory():
-    assert lookup(TABLE, "own_entries:double", "loss.name", own=())(4) == 8  # type: ignore[operator]
+    assert lookup(TABLE, "own_entries:double", "loss.name", own=(), takes=("x",))(4) == 8  # type: ignore[operator]
 
 
 @pytest.mark.usefixtures("own_module")
@@ -71,12 +71,21 @@ def test_half_a_name_is_no_function(name):
         import_own(name, "loss.name")
 
 
-def scaled(x, *, factor=2.0, times=1, label="none"):
+@pytest.mark.usefixtures("own_module")
+@pytest.mark.parametrize("takes", [("group", "key", "m="), ("x", "m="), ()])
+def test_an_own_function_that_cannot_be_called_so_is_refused_before_it_is(takes):
+    assert lookup(TABLE, "own_entries:double", "loss.name", own=(), takes=("x", "eps="))
+    words = rf"loss.name: own_entries:double takes \(x, \*, eps=0\); expected \({', '.join(takes)}\)"
+    with pytest.raises(ValueError, match=words):
+        lookup(TABLE, "own_entries:double", "loss.name", own=(), takes=takes)
+
+
+def scaled(x, *, factor=2.0, times=1, label="none", m=8):
     return (x * factor * times, label)
 
 
 def test_numbers_of_an_entry_are_set_by_name():
-    assert settable(scaled) == {"factor": 2.0, "times": 1}
+    assert settable(scaled) == {"factor": 2.0, "times": 1, "m": 8}
     assert bind(scaled, [], "loss.options") is scaled
     assert bind(scaled, ["factor=0.5", "times=3"], "loss.options")(4) == (6.0, "none")
 
@@ -89,8 +98,9 @@ def test_numbers_of_an_entry_are_set_by_name():
         ("x=1", "has no number 'x'"),
         ("factor", "must be factor=number"),
         ("times=1.5", "must be times=number"),
+        ("m=3", "has no number 'm'"),
     ],
 )
 def test_an_option_that_the_entry_does_not_have_is_refused(option, words):
     with pytest.raises(ValueError, match=words):
-        bind(scaled, [option], "loss.options")
+        bind(scaled, [option], "loss.options", passed=("m",))

@@ -304,6 +304,14 @@ def test_a_torn_checkpoint_is_passed_over(whole, trained, workshop):
     ("changes", "words"),
     [
         ({"selection.rule": "max_varience"}, ["'max_varience'", "max_variance", "percentile"]),
+        ({"selection.ties": "first"}, ["selection.ties='first'", "random, index"]),
+        ({"advantage.over": "kep"}, ["advantage.over='kep'", "mean 'kept'", "kept, all"]),
+        (
+            {"advantage.over": "os.path:join"},
+            ["advantage.over: os.path:join takes", "expected (rewards_N, valid_N, index_M, eps=)"],
+        ),
+        ({"loss.name": "grpo", "loss.options": "entropy_bonus=1"}, ["loss.options='entropy_bonus=1'", "it has: none"]),
+        ({"optimizer.schedule": "cosin"}, ["optimizer.schedule='cosin'", "mean 'cosine'"]),
         ({"data.task": "arithmetics"}, ["data.task='arithmetics'", "did you mean 'arithmetic'?", "gsm8k"]),
         ({"data.answer_kind": "nmber"}, ["data.answer_kind='nmber'", "did you mean 'number'?", "exact", "equation"]),
         ({"verify.sources": "answer,box"}, ["verify.sources='box'", "did you mean 'boxed'?", "answer", "last_number"]),

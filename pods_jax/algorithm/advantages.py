@@ -64,7 +64,8 @@ def find_advantage(name: str, options: Sequence[str] = ()) -> Advantage:
     Raises:
         ValueError: There is no such advantage, or it has no such number.
     """
-    return bind(lookup(ADVANTAGES, name, "advantage.over", own=()), options, "advantage.options")
+    takes = ("rewards_N", "valid_N", "index_M", "eps=")
+    return bind(lookup(ADVANTAGES, name, "advantage.over", own=(), takes=takes), options, "advantage.options", passed=("eps",))
 
 
 def rewards_differ(rewards_N: Float[Array, "N"], index_M: Int[Array, "M"]) -> Bool[Array, ""]:

@@ -29,7 +29,6 @@ class Tokens:
         logp_old_PMC: The same as recorded while generating.
         entropy_PMC: Entropy of the policy at each token, in nats; with gradient where the loss asks for it.
         advantage_PM1: One advantage for each sequence.
-        length_PM: Completion tokens, the EOS token included.
         mask_PMC: True for a token that is trained.
         logp_ref_PMC: Log-probabilities under the reference policy; None when beta is 0.
     """
@@ -38,7 +37,6 @@ class Tokens:
     logp_old_PMC: Float[Array, "P M C"]
     entropy_PMC: Float[Array, "P M C"]
     advantage_PM1: Float[Array, "P M 1"]
-    length_PM: Int[Array, "P M"]
     mask_PMC: Bool[Array, "P M C"]
     logp_ref_PMC: Float[Array, "P M C"] | None = None
 
@@ -175,7 +173,7 @@ def find_loss(name: str, options: Sequence[str] = ()) -> Loss:
     Raises:
         ValueError: There is no such loss, or it has no such number.
     """
-    found = lookup(LOSSES, name, "loss.name", own=(Loss,))
+    found = lookup(LOSSES, name, "loss.name", own=(Loss,), takes=("tokens", "numbers"))
     loss = found if isinstance(found, Loss) else Loss(found)
     return replace(loss, objective=bind(loss.objective, options, "loss.options"))
 
@@ -226,7 +224,6 @@ def evaluate_loss(
         logp_old_PMC=only(logp_old_PMC),
         entropy_PMC=only(entropy_PMC if loss.entropy_gradient else jax.lax.stop_gradient(entropy_PMC)),
         advantage_PM1=jnp.where(weight_PM > 0, advantage_PM, 0)[..., None],
-        length_PM=length_PM,
         mask_PMC=mask_PMC,
         logp_ref_PMC=None if numbers.beta == 0 or logp_ref_PMC is None else only(logp_ref_PMC),
     )

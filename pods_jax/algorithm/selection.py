@@ -198,10 +198,9 @@ def find_rule(name: str, options: Sequence[str] = ()) -> Rule:
     Raises:
         ValueError: There is no such rule, or it has no such number.
     """
-    rule = lookup(RULES, name, "selection.rule", own=(Ranked,))
-    if isinstance(rule, Ranked):
-        return replace(rule, slots=bind(rule.slots, options, "selection.options"))
-    return bind(rule, options, "selection.options")
+    rule = lookup(RULES, name, "selection.rule", own=(Ranked,), takes=("group", "key", "m="))
+    numbers = partial(bind, options=options, key="selection.options", passed=("m",))
+    return replace(rule, slots=numbers(rule.slots)) if isinstance(rule, Ranked) else numbers(rule)
 
 
 def select(

@@ -135,7 +135,7 @@ class CompareConfig(Config):
             raise ConfigError("compare.arms=none leaves nothing to compare: give compare.imports")
 
 
-ROLLOUT_SIZES, UPDATE_SIZES = 1, 2
+ROLLOUT_RUNGS, UPDATE_RUNGS = 1, 2
 
 
 def out_folder(config: CompareConfig) -> Path:
@@ -171,8 +171,8 @@ def arm_configs(config: CompareConfig, device_count: int) -> dict[str, Config]:
         "eval.every": config.compare.eval_every,
         "run.dir": str(out_folder(config)),
         # Compiling is not timed, so no arm has a reason to compute padding.
-        "tuning.rollout_rungs": ROLLOUT_SIZES if config.tuning.rollout_rungs is None else config.tuning.rollout_rungs,
-        "tuning.update_rungs": UPDATE_SIZES if config.tuning.update_rungs is None else config.tuning.update_rungs,
+        "tuning.rollout_rungs": ROLLOUT_RUNGS if config.tuning.rollout_rungs is None else config.tuning.rollout_rungs,
+        "tuning.update_rungs": UPDATE_RUNGS if config.tuning.update_rungs is None else config.tuning.update_rungs,
     }
     configs: dict[str, Config] = {}
     for name, arm in arms_of(config).items():

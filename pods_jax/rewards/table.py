@@ -5,7 +5,6 @@ score this completion. A reward that only a worker process may compute returns a
 always run there, under the same limits as the verifiers.
 """
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -67,23 +66,9 @@ def find_reward(name: str) -> Reward:
     Raises:
         ValueError: There is no such entry, or no function of that name that takes ``(problem, completion)``.
     """
-    entry: Any = lookup(REWARDS, name, "reward.functions", own=())
-    if not isinstance(entry, Reward):
-        _check_signature(name, entry)
-        entry = Reward(partial(_in_a_worker, name), weight=1.0)
-    return entry
+    entry: Any = lookup(REWARDS, name, "reward.functions", own=(), takes=("problem", "completion"))
+    return entry if isinstance(entry, Reward) else Reward(partial(_in_a_worker, name), weight=1.0)
 
 
 def _in_a_worker(name: str, problem: Problem, completion: str) -> Job:
     return Job(name, (problem, completion))
-
-
-def _check_signature(name: str, function: Callable[..., Any]) -> None:
-    try:
-        signature = inspect.signature(function)
-    except ValueError:  # some built-in functions do not tell theirs
-        return
-    try:
-        signature.bind("problem", "completion")
-    except TypeError as error:
-        raise ValueError(f"reward.functions: {name} takes {signature}; expected (problem, completion)") from error

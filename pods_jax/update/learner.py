@@ -159,12 +159,13 @@ class Learner:
         length_PM, weight_PM, prompt_length_P = to_local((kept.length_PM, kept.weight_PM, kept.prompt_length_P))
         if not weight_PM.any():
             return None, {"update/padding_fraction": 0.0}
-        padded = {"completion_length": kept.tokens_PMC.shape[2], "prompt_length": kept.prompt_PL.shape[1]}
+        prompts, rollouts, completion_length = kept.tokens_PMC.shape
+        padded = {"completion_length": completion_length, "prompt_length": kept.prompt_PL.shape[1]}
         deal = deal_rollouts(
             length_PM,
             weight_PM,
             **padded,
-            shape=micro_batch_shape(*kept.length_PM.shape, self.settings.micro_batch, group_shards()),  # type: ignore[call-arg]
+            shape=micro_batch_shape(prompts, rollouts, self.settings.micro_batch, group_shards()),
             shards=group_shards(),
             multiple=self.settings.multiple,
             rungs=self.settings.rungs,

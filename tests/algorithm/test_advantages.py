@@ -124,3 +124,8 @@ def test_an_advantage_of_ones_own_is_zero_in_empty_slots_and_without_signal():
 def test_an_unknown_advantage_is_refused_with_the_valid_names():
     with pytest.raises(ValueError, match=r"advantage.over='batch'.*kept, all, module:function"):
         find_advantage("batch")
+
+
+def test_the_epsilon_is_set_by_its_own_key_alone():
+    with pytest.raises(ValueError, match=r"advantage.options='eps=1'.*has: none"):
+        find_advantage("kept", ["eps=1"])

@@ -1,9 +1,11 @@
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from pods_jax.algorithm.advantages import ADVANTAGES
-from pods_jax.algorithm.keeping import make_keep
+from pods_jax.algorithm.keeping import keep, make_keep
 from pods_jax.algorithm.selection import RULES
 from pods_jax.types import PromptBatch, Rollouts
 
@@ -100,3 +102,33 @@ def test_the_rule_all_keeps_every_valid_rollout():
     np.testing.assert_array_equal(kept.index_PM[0], np.arange(5))
     np.testing.assert_array_equal(kept.index_PM[2], [0, 2, -1, -1, -1])
     assert kept.tokens_PMC.shape == (3, 5, 11)
+
+
+def test_a_rule_sees_rewards_parts_lengths_ends_and_what_the_engine_knows_of_each_rollout():
+    seen = {}
+
+    def watching(group, key, *, m):
+        seen.update(logp=group.logp_N, entropy=group.entropy_N, length=group.length_N, finished=group.finished_N)
+        seen.update(valid=group.valid_N, **group.parts)
+        return jnp.argsort(group.logp_N)[:m]
+
+    rewards, valid = jnp.asarray(REWARDS, jnp.float32), jnp.asarray(VALID, bool)
+    rollouts = replace(rollouts_of(3, 5, 11), entropy_PN=jnp.arange(15.0).reshape(3, 5))
+    batch = PromptBatch(jnp.zeros((3, 7), jnp.int32), jnp.full(3, 5, jnp.int32))
+    numbers = {"rule": watching, "m": 3, "ties": "index", "advantage": ADVANTAGES["kept"], "eps": 1e-4}
+    kept = []
+    with jax.disable_jit():
+        for p in range(3):
+            one = jax.tree.map(lambda x, p=p: x[p : p + 1] if x.ndim else x, (batch, rollouts, rewards, valid))
+            parts = {"correct": 2 * one[2]}
+            arguments = (one[0], one[1], one[2], parts, one[3], jax.random.key(0))
+            kept.append(keep(*arguments, **numbers, skip_no_signal=True, completion_length=11)[0])
+    length = np.asarray(rollouts.length_PN)
+    inside = np.arange(11) < length[..., None]
+    mean_logp = np.where(inside, rollouts.logp_PNC, 0).sum(-1) / length
+    for p in range(3):
+        lowest = np.argsort(mean_logp[p])[:3]
+        np.testing.assert_array_equal(kept[p].index_PM[0], np.where(np.asarray(VALID)[p][lowest], lowest, -1))
+    assert {name: x.shape for name, x in seen.items()} == dict.fromkeys(
+        ("logp", "entropy", "length", "finished", "valid", "correct"), (5,)
+    )

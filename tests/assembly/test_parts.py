@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pods_jax.assembly.forecast import memory_lines
-from pods_jax.assembly.parts import engine_numbers, make_engine, worthwhile_rungs
+from pods_jax.assembly.parts import Programs, engine_numbers, make_engine, worthwhile_rungs
 from pods_jax.assembly.policy import make_architecture
 from pods_jax.config.entries import Config
 from pods_jax.config.fields import ConfigError
@@ -87,3 +87,15 @@ def test_more_sizes_are_worth_compiling_the_longer_a_run_takes(tiny_model):
     assert (sizes[0], sizes[-1]) == (0, 3)
     deeper = replace(architecture, spec=replace(architecture.spec, layers=64))
     assert worthwhile_rungs(1e13, deeper, mesh) < worthwhile_rungs(1e13, architecture, mesh)
+
+
+def test_engines_are_told_apart_by_all_that_they_are_made_from(tiny_model):
+    """The longest prompt decides how many rows share one: a run with longer prompts may not take over another's engine."""
+    mesh = make_mesh((1, 1, 1), jax.devices()[:1])
+    architecture = make_architecture(ModelConfig(), read_spec(tiny_model), mesh)
+    model, tokenizer = ModelConfig(path=str(tiny_model)), load_tokenizer(tiny_model)
+    of = (model, RolloutConfig(), TuningConfig(), architecture, mesh, tokenizer, 8)
+    programs, make = Programs(), partial(make_engine, architecture, mesh, "float32")
+    short, long, again = (programs.get(make, **engine_numbers(*of, prompt_length=n, prompts=4)) for n in (1, 4096, 1))
+    assert short.width != long.width
+    assert again is short

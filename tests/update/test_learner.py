@@ -359,13 +359,13 @@ def stepped(state, kept, deal, *, optimizer=RECORD, loss="grpo"):
     return learner(optimizer, loss).update(state, kept, None, None, jnp.float32(0.1), deal)
 
 
-@pytest.mark.parametrize("prompts_first", [False, True])
+@pytest.mark.parametrize("over_data", [False, True])
 @pytest.mark.parametrize(("loss", "micro_batch"), [("grpo", 0), ("dapo", 12), ("grpo", 4), ("dapo", 2)], ids=str)
-def test_two_shards_update_as_one_does(loss, micro_batch, prompts_first):
+def test_two_shards_update_as_one_does(loss, micro_batch, over_data):
     kept = batch()
     expected, of_expected = updated(kept, loss=loss, beta=0.3)
     params, reference = jax.device_get((parameters(), reference_parameters()))
-    with jax.set_mesh(mesh := make_mesh((2, 1, 1) if prompts_first else (1, 2, 1), jax.devices()[:2])):
+    with jax.set_mesh(mesh := make_mesh((2, 1, 1) if over_data else (1, 2, 1), jax.devices()[:2])):
         state = init_state(replicate(params), optimizer=RECORD)
         chosen = learner(RECORD, loss, beta=0.3, micro_batch=micro_batch, rungs=2)
         state, metrics = chosen(state, to_global(mesh, jax.device_get(kept)), 1, reference=replicate(reference))
