@@ -20,6 +20,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from pods_jax.assets.tokenizer import write_tokenizer
+from pods_jax.config.fields import Checked
 from pods_jax.models.families import read_spec
 from pods_jax.models.hf_weights import export_folder
 from pods_jax.models.weight_table import array_shapes
@@ -79,3 +80,20 @@ def compiled_once(tmp_path_factory):
     for name, value in before.items():
         jax.config.update(name, value)
     compilation_cache.reset_cache()
+
+
+@pytest.fixture
+def keys_read(monkeypatch):
+    """Records which configuration keys are read from the call on; returns the set that grows."""
+
+    def record():
+        read = set()
+
+        def recorded(self, name):
+            read.add(f"{type(self).prefix}{name}")
+            return object.__getattribute__(self, name)
+
+        monkeypatch.setattr(Checked, "__getattribute__", recorded, raising=False)
+        return read
+
+    return record

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pods_jax import evaluate, train
+from pods_jax.config.command_line import leaf_kinds, parse
+from pods_jax.config.entries import EvaluateConfig
 from pods_jax.evaluate import majority_correct, pass_at_k
 from pods_jax.types import Problem
 
@@ -139,6 +141,16 @@ def test_the_bundled_model_is_evaluated_greedily_and_sampled(arguments, capsys):
     assert result["sampled/truncated_fraction"] == pytest.approx(1 - np.mean(finished))
     for line in ("16 held-out problems", "greedy accuracy", "mean accuracy over 4 samples", "pass@2", "pass@4", "maj@4"):
         assert line in printed
+
+
+def test_every_key_that_is_accepted_is_read_and_no_other(arguments, keys_read):
+    argv, _ = arguments(data__held_out_problems=8)
+    config = parse(EvaluateConfig, argv, prog="evaluate", description="Evaluate.")
+    read = keys_read()
+    evaluate.evaluate(config)
+    accepted = set(leaf_kinds(EvaluateConfig))
+    assert accepted - read == set()
+    assert set(EvaluateConfig.unread) & read == set()
 
 
 def test_without_samples_only_the_greedy_completion_is_judged(evaluated, capsys):

@@ -140,9 +140,11 @@ def policy(options: ModelOptions, shape: ShapeOptions, *, remat: bool = False) -
     """The policy, with its mesh set.
 
     Raises:
-        ConfigError: ``model.path`` is neither "random" nor a folder.
+        ConfigError: ``model.path`` is neither "random" nor a folder, or a shape is given for a model that has its own.
     """
     model, mesh = options.config(), make_mesh((1, 1, 1), jax.devices()[:1])
+    if model.path != RANDOM and shape != ShapeOptions():
+        raise ConfigError(f"shape.* is for model.path={RANDOM}; model.path={model.path} has its own shape")
     with jax.set_mesh(mesh):
         if model.path == RANDOM:
             architecture = make_architecture(model, shape.spec(), mesh, layers=options.layers, remat=remat)

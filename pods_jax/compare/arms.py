@@ -124,6 +124,13 @@ class CompareConfig(Config):
     compare: CompareOptions = field(default_factory=CompareOptions)
     sweep: SweepOptions = field(default_factory=SweepOptions)
 
+    unread: ClassVar[Mapping[str, str]] = {
+        "run.export": "a comparison exports no model",
+        "selection.rule": "every arm has its own rule; compare.arms and sweep.rule choose",
+        "eval.every": "compare.eval_every takes its place",
+        "log": "the runs of a comparison record their metrics alone",
+    }
+
     def __post_init__(self):
         super().__post_init__()
         if self.sweep.chosen and self.compare.arms != DEFAULT_ARMS:

@@ -1,6 +1,7 @@
 """Every benchmark runs on a toy, and its last line is one JSON object with the promised keys."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -37,17 +38,33 @@ KEYS = {
 }
 
 
-def last_line(capsys, command, arguments):
-    assert main([command, *arguments.split()]) == 0
-    return json.loads(capsys.readouterr().out.splitlines()[-1])
+@pytest.fixture
+def last_line(capsys, monkeypatch, keys_read):
+    """Runs a command, of which it must read every option and no other key; returns its last line."""
+
+    def call(command, arguments):
+        options, run = COMMANDS[command].options, COMMANDS[command].run
+        read = set()
+
+        def watched(given):
+            nonlocal read
+            read = keys_read()
+            return run(given)
+
+        monkeypatch.setitem(COMMANDS, command, replace(COMMANDS[command], run=watched))
+        assert main([command, *arguments.split()]) == 0
+        assert set(leaf_kinds(options)) - read == set()
+        return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    return call
 
 
 def test_every_command_is_tried():
     assert set(ARGUMENTS) == set(KEYS) == set(COMMANDS)
 
 
-def test_rollout(capsys):
-    result = last_line(capsys, "rollout", ARGUMENTS["rollout"])
+def test_rollout(last_line):
+    result = last_line("rollout", ARGUMENTS["rollout"])
     assert result.keys() >= KEYS["rollout"]
     assert result["bench"] == "rollout"
     assert result["compiled_programs"] == 4  # prefill, two cache sizes, one growth: nothing compiles between the repeats
@@ -55,8 +72,8 @@ def test_rollout(capsys):
     assert result["floor_fraction"] == pytest.approx(result["floor_seconds"] / result["seconds"], rel=1e-4)
 
 
-def test_step(capsys):
-    result = last_line(capsys, "step", ARGUMENTS["step"])
+def test_step(last_line):
+    result = last_line("step", ARGUMENTS["step"])
     assert result.keys() >= KEYS["step"]
     for name in ("pods", "grpo"):
         assert list(result[name]["parts"]) == ["rollout", "reward", "selection", "update", "host"]
@@ -64,15 +81,15 @@ def test_step(capsys):
     assert result["grpo"]["flops"] > result["pods"]["flops"]
 
 
-def test_update(capsys):
-    result = last_line(capsys, "update", ARGUMENTS["update"])
+def test_update(last_line):
+    result = last_line("update", ARGUMENTS["update"])
     assert result.keys() >= KEYS["update"]
     assert result["updates_taken"] == 3  # the warm-up and two measured ones: every update moved
     assert result["flops"] < result["flops_concatenated"]
 
 
-def test_selector(capsys):
-    result = last_line(capsys, "selector", ARGUMENTS["selector"])
+def test_selector(last_line):
+    result = last_line("selector", ARGUMENTS["selector"])
     assert result.keys() >= KEYS["selector"]
     assert len(result["cases"]) == 2 * 2 * 1
     by_rule = {case["rule"]: case for case in result["cases"]}
@@ -82,8 +99,8 @@ def test_selector(capsys):
     assert all(time > 0 for case in result["cases"] for time in case["microseconds"].values())
 
 
-def test_tradeoff(capsys):
-    result = last_line(capsys, "tradeoff", ARGUMENTS["tradeoff"])
+def test_tradeoff(last_line):
+    result = last_line("tradeoff", ARGUMENTS["tradeoff"])
     assert result.keys() >= KEYS["tradeoff"]
     assert result["curves"]["rollout"]["sizes"] == [2, 4]
     assert result["curves"]["update"]["sizes"] == [1, 2]
@@ -92,14 +109,14 @@ def test_tradeoff(capsys):
     assert result["verdict"].startswith("Down-sampling")
 
 
-def test_flops(capsys):
-    result = last_line(capsys, "flops", ARGUMENTS["flops"])
+def test_flops(last_line):
+    result = last_line("flops", ARGUMENTS["flops"])
     assert result.keys() >= KEYS["flops"]
     assert result["prefill_flops"]["ratio"] == pytest.approx(1 / 4, rel=0.02)
 
 
-def test_an_update_in_micro_batches(capsys):
-    result = last_line(capsys, "update", f"{TOY} --m 4 --update.micro_batch 2 --update.remat true")
+def test_an_update_in_micro_batches(last_line):
+    result = last_line("update", f"{TOY} --m 4 --update.micro_batch 2 --update.remat true")
     assert result["updates_taken"] == 3
 
 
@@ -125,6 +142,7 @@ def test_help_names_every_command(capsys):
         ("rollout --model.path nowhere", "nowhere"),
         ("rollout --completion_length 1", "at least 2"),
         ("rollout --shape.q_heads 3", "shape.q_heads=3"),
+        ("rollout --model.path bundled --shape.width 64", "shape.* is for model.path=random; model.path=bundled has its own"),
         ("step --n 4 --m 5", "m=5"),
         ("step --rule best", "max_variance"),
         ("update --m 4 --update.micro_batch 3", "possible are 1, 2, 4, 8, 16"),

@@ -3,6 +3,7 @@
 import pytest
 
 from pods_jax.bench import load
+from pods_jax.config.command_line import leaf_kinds
 from pods_jax.config.fields import ConfigError
 from pods_jax.models.families import read_spec
 from pods_jax.models.hf_weights import load_params
@@ -10,8 +11,11 @@ from pods_jax.models.weight_table import array_shapes
 
 
 @pytest.mark.parametrize("dtypes", [("bfloat16", "bfloat16"), ("float32", "float32")])
-def test_loading_holds_the_parameters_and_little_else(dtypes, capsys):
-    result = load.run(load.LoadOptions(size_gb=0.25, files=3, file_dtype=dtypes[0], param_dtype=dtypes[1]))
+def test_loading_holds_the_parameters_and_little_else(dtypes, capsys, keys_read):
+    options = load.LoadOptions(size_gb=0.25, files=3, file_dtype=dtypes[0], param_dtype=dtypes[1])
+    read = keys_read()
+    result = load.run(options)
+    assert set(leaf_kinds(load.LoadOptions)) <= read
     assert result["file_bytes"] == pytest.approx(0.25e9, rel=0.1)
     assert result["parameter_bytes"] == pytest.approx(result["file_bytes"], rel=1e-3)
     assert result["files"] in (3, 4)

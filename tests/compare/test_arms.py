@@ -13,7 +13,7 @@ from pods_jax.compare.arms import (
     out_folder,
     with_values,
 )
-from pods_jax.config.command_line import config_difference, from_yaml, parse, to_yaml
+from pods_jax.config.command_line import config_difference, from_yaml, leaf_kinds, parse, to_yaml
 from pods_jax.config.entries import Config
 from pods_jax.config.fields import ConfigError
 from pods_jax.config.sections import OptimizerConfig, RolloutConfig, SelectionConfig, UpdateConfig
@@ -72,6 +72,69 @@ def test_an_arm_changes_nothing_but_rollouts_selection_and_skipping(name):
     allowed = {"rollout.n", "selection.rule", "update.skip_no_signal", "optimizer.learning_rate", "loss.beta"}
     assert differing - COMMON <= allowed
     assert from_yaml(Config, to_yaml(config)) == config
+
+
+OTHER_VALUES = {
+    "update.micro_batch": 16,
+    "optimizer.schedule": "linear",
+    "rollout.temperature": 0.5,
+    "data.train_problems": 100,
+    "mesh.fsdp": 1,
+    "mesh.data": 4,
+    "reward.functions": ["correct"],
+    "reward.weights": [1.0, 2.0, 3.0],
+    "verify.sources": ["boxed"],
+    "loss.name": "dapo",
+    "lora.targets": ["q"],
+    "loss.options": ["entropy_bonus=0.1"],
+    "data.task": "gsm8k",
+    "data.answer_kind": "exact",
+    "selection.ties": "index",
+    "advantage.over": "all",
+    "run.name": "other",
+}
+ALONG = {"loss.options": {"loss.name": "grpo_entropy"}}
+# The arms take no rule or advantage with a number of its own; without one, the key is refused with its reason.
+WITHOUT_NUMBERS = ("selection.options", "advantage.options")
+
+
+def other_value(key, kind, default):
+    """A value that the key accepts, other than its default."""
+    if key in OTHER_VALUES:
+        return OTHER_VALUES[key]
+    if kind.choices:
+        return next(choice for choice in kind.choices if choice != default)
+    if kind.item:
+        return ["other=1"]
+    if kind.type is bool:
+        return not default
+    if kind.type is int:
+        return 2 if default is None else default + 2
+    return {str: "other", float: 0.5}[kind.type]
+
+
+def keys_of_the_runs():
+    return [k for k in leaf_kinds(CompareConfig) if k.split(".")[0] not in ("compare", "sweep") and k not in WITHOUT_NUMBERS]
+
+
+@pytest.mark.parametrize("key", keys_of_the_runs())
+def test_what_a_comparison_accepts_reaches_its_runs(key):
+    section, leaf = key.split(".")
+    value = other_value(key, leaf_kinds(Config)[key], getattr(getattr(Config(), section), leaf))
+    config = with_values(
+        CompareConfig(), {"run.steps": 200, "mesh.fsdp": 1, "mesh.data": 1} | ALONG.get(key, {}) | {key: value}
+    )
+    runs = [of_seed(run, name, 0) for name, run in arm_configs(config, 8).items()]
+    if key in ("run.dir", "run.name"):
+        assert value in runs[0].run.dir.split("/")
+    else:
+        assert value in [getattr(getattr(run, section), leaf) for run in runs]
+
+
+@pytest.mark.parametrize("key", WITHOUT_NUMBERS)
+def test_numbers_that_no_arm_has_are_refused(key):
+    with pytest.raises(ConfigError, match=rf"{key}='other=1': the chosen entry has no number 'other'"):
+        arms(f"--{key}", "other=1")
 
 
 def test_every_arm_has_the_same_micro_batch_the_largest_that_all_allow():
@@ -147,6 +210,10 @@ def test_several_values_change_at_once():
         (["--sweep.n", "4,32"], ["sweep.n=4", "selection.m=8 cannot exceed rollout.n=4"]),
         (["--sweep.rule", "best"], ["sweep.rule=best", "max_variance"]),
         (["--sweep.n", "16,16"], ["sweep.n=16,16", "none twice"]),
+        (["--eval.every", "20"], ["--eval.every is not read here: compare.eval_every takes its place"]),
+        (["--run.export", "true"], ["--run.export is not read here"]),
+        (["--selection.rule", "random"], ["--selection.rule is not read here", "compare.arms and sweep.rule"]),
+        (["--log.texts_per_step", "4"], ["--log.texts_per_step is not read here"]),
         (["--sweep.n", "16", "--sweep.m", "4"], ["sweep.n and sweep.m"]),
         (["--sweep.n", "16", "--compare.arms", "pods"], ["compare.arms=pods and sweep.n exclude each other"]),
         (["--compare.imports", "nowhere"], ["compare.imports=nowhere holds no metrics.jsonl"]),
