@@ -40,7 +40,7 @@ def run_on(tmp_path_factory, tiny_model, compiled_once):
             "mesh.tensor": shape[2],
             "eval.every": 0,
             "log.progress": "false",
-            "log.tensorboard": "false",
+            "log.sinks": "jsonl",
             "tuning.rollout_rungs": 2,
             "tuning.update_rungs": 3,
         }

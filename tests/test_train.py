@@ -56,6 +56,18 @@ def fragile(problem, completion):
     if len(completion) % 2:
         raise RuntimeError("odd lengths are beyond me")
     return len(completion) / 10
+
+# An own sink: what it is told and given, one line each.
+class Noted:
+    def __init__(self, run):
+        self.file = (run.folder / "noted.txt").open("w")
+        print(run.name, run.first_step, run.config["rollout"]["n"], file=self.file)
+
+    def log(self, step, metrics, rollouts):
+        print(step, len(rollouts), metrics.get("reward/mean"), file=self.file)
+
+    def close(self):
+        self.file.close()
 """
 
 
@@ -315,6 +327,7 @@ def test_a_torn_checkpoint_is_passed_over(whole, trained, workshop):
         ({"data.task": "arithmetics"}, ["data.task='arithmetics'", "did you mean 'arithmetic'?", "gsm8k"]),
         ({"data.answer_kind": "nmber"}, ["data.answer_kind='nmber'", "did you mean 'number'?", "exact", "equation"]),
         ({"verify.sources": "answer,box"}, ["verify.sources='box'", "did you mean 'boxed'?", "answer", "last_number"]),
+        ({"log.sinks": "tensorbord"}, ["log.sinks='tensorbord'", "mean 'tensorboard'", "wandb, trackio, jsonl"]),
         ({"loss.name": "gppo"}, ["'gppo'", "grpo", "dapo"]),
         ({"reward.functions": "corect"}, ["'corect'", "correct", "format"]),
         ({"reward.functions": "own_rewards_of_a_user:varieties"}, ["own_rewards_of_a_user", "varieties"]),
@@ -421,9 +434,14 @@ def test_a_reward_that_fails_costs_its_rollouts_and_not_the_run(trained, caplog)
     assert sum("fragile failed" in record.message for record in caplog.records) == 1
 
 
-def test_several_epochs_and_a_reference_policy(trained):
+def test_several_epochs_a_reference_policy_and_an_own_sink(trained):
     changes = {"loss__beta": 0.1, "update__epochs": 3, "update__micro_batch": 6, "update__remat": "layer"}
+    changes["log__sinks"] = "own_rewards_of_a_user:Noted"
     folder = trained("epochs", run__steps=2, eval__every=0, rollout__temperature=0.7, **changes)
+    rewards = [row.get("reward/mean") for row in rows(folder)]
+    steps = "".join(f"{step} {P * N if step else 0} {reward}\n" for step, reward in enumerate(rewards))
+    assert (folder / "noted.txt").read_text() == f"epochs 0 {N}\n" + steps
+    assert not (folder / "tensorboard").exists()
     for step, row in enumerate(rows(folder)[1:], start=1):
         assert row["update/taken"] == 3
         assert row["policy/kl"] > 0

@@ -28,6 +28,7 @@ from pods_jax.rewards.answers import check_kind, gold_fault
 from pods_jax.rewards.extraction import check_sources
 from pods_jax.rewards.scoring import Scorer, make_scorer
 from pods_jax.run.checkpoint import Checkpoints, Progress
+from pods_jax.run.sinks import check_sinks
 from pods_jax.types import Prompt
 from pods_jax.update.optim import SCHEDULES
 
@@ -118,6 +119,7 @@ def check_names(config: Config | EvaluateConfig) -> None:
         find_advantage(config.advantage.over, config.advantage.options)
         find_loss(config.loss.name, config.loss.options)
         lookup(SCHEDULES, config.optimizer.schedule, "optimizer.schedule")
+        check_sinks(config.log.sinks)
 
 
 def run_folder(config: Config) -> Path:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import jax
@@ -89,7 +89,9 @@ def open_run(
         resume_step=resumed.step if resumed else None,
         texts_per_step=config.log.texts_per_step,
         progress=config.log.progress,
-        tensorboard=config.log.tensorboard,
+        sinks=config.log.sinks,
+        name=config.run.name,
+        config=asdict(config),
         enabled=first,
     )
     with log:

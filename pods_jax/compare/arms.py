@@ -174,7 +174,7 @@ def arm_configs(config: CompareConfig, device_count: int) -> dict[str, Config]:
     common = {
         "run.export": False,
         "log.progress": False,
-        "log.tensorboard": False,
+        "log.sinks": [],
         "eval.every": config.compare.eval_every,
         "run.dir": str(out_folder(config)),
         # Compiling is not timed, so no arm has a reason to compute padding.

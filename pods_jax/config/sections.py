@@ -336,5 +336,6 @@ class LogConfig(Checked, key="log"):
     """Completions whose text is kept in rollouts.jsonl at each step; every rollout's numbers are kept always. -1 keeps all."""
     progress: bool = True
     """Live progress line on the terminal."""
-    tensorboard: bool = True
-    """Write TensorBoard events into <run>/tensorboard."""
+    sinks: list[str] = field(default_factory=lambda: ["tensorboard"])
+    """Where metrics go besides the run's files, which are always written: entries of the SINKS table (tensorboard, wandb,
+    trackio), or module:function; on the command line separated by commas. jsonl alone is the files and nothing else."""

@@ -1,7 +1,7 @@
-"""What a run leaves behind while it goes on: metrics.jsonl, rollouts.jsonl, TensorBoard events and a live progress line.
+"""What a run leaves behind while it goes on: metrics.jsonl, rollouts.jsonl, the steps of its sinks and a live progress line.
 
-``loop.py`` owns one :class:`RunLog` and hands it plain numbers and NumPy arrays after each step; ``report.py`` reads the files
-back with :func:`read_metrics` and :func:`read_rollouts`. Nothing here touches a device.
+The loop owns one :class:`RunLog` and hands it plain numbers and NumPy arrays after each step; the report reads the files back
+with :func:`read_metrics` and :func:`read_rollouts`. Nothing here touches a device.
 
 ``metrics.jsonl`` holds one flat JSON object a step: ``step``, ``wall_seconds`` and the metrics by name. A number that is not
 finite is written as ``null`` and counted under ``log/nonfinite``, a key that is absent when all are finite.
@@ -11,20 +11,19 @@ name), ``total``, ``valid``, ``rank``, ``kept``, ``advantage`` (``null`` unless 
 for the sampled few. The first rollout of a group that has any text also holds ``prompt`` and ``answer``.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
-from tensorboardX import SummaryWriter
 
 from pods_jax.run.lines import Number, complete_lines, cut_after, json_line, parse_line, plain_number
 from pods_jax.run.progress import ProgressLine
 from pods_jax.run.rollouts import ROLLOUTS_FILE, RolloutRecords, rollout_rows
+from pods_jax.run.sinks import RunFacts, Sinks
 
 METRICS_FILE = "metrics.jsonl"
-TENSORBOARD_FOLDER = "tensorboard"
 
 
 class RunLog:
@@ -40,12 +39,14 @@ class RunLog:
         resume_step: Step of the checkpoint that is continued; lines of later steps are cut off. ``None`` starts the files anew.
         texts_per_step: Completions whose text is kept at each step; -1 keeps all. Whole groups come first.
         progress: Show progress: one live line on a terminal, else a plain line every few seconds.
-        tensorboard: Write TensorBoard events under ``<folder>/tensorboard``.
+        sinks: Where metrics go besides the files: names of the SINKS table, or ``module:function``.
+        name: Name of the run, for the sinks; that of the folder by default.
+        config: The resolved configuration, for the sinks.
         enabled: False on every process but the first: nothing is read, written or shown.
         console: Where progress goes; standard output by default.
 
     Raises:
-        ValueError: ``texts_per_step`` is below -1.
+        ValueError: ``texts_per_step`` is below -1, or a sink is unknown or not installed.
     """
 
     def __init__(
@@ -56,7 +57,9 @@ class RunLog:
         resume_step: int | None = None,
         texts_per_step: int = 16,
         progress: bool = True,
-        tensorboard: bool = True,
+        sinks: Sequence[str] = (),
+        name: str | None = None,
+        config: Mapping[str, Any] | None = None,
         enabled: bool = True,
         console: Console | None = None,
     ):
@@ -70,15 +73,16 @@ class RunLog:
         self._writer = ThreadPoolExecutor(1, "run_log")
         self._writing: Future[None] | None = None
         folder.mkdir(parents=True, exist_ok=True)
-        for name in (METRICS_FILE, ROLLOUTS_FILE):
-            cut_after(folder / name, self._last_step)
+        for file in (METRICS_FILE, ROLLOUTS_FILE):
+            cut_after(folder / file, self._last_step)
         past = list(read_metrics(folder))
         self._metrics = (folder / METRICS_FILE).open("a", encoding="utf-8", newline="\n")
         self._rollouts = (folder / ROLLOUTS_FILE).open("a", encoding="utf-8", newline="\n")
-        self._tensorboard = _event_writer(folder, self._last_step + 1) if tensorboard else None
         self._progress = ProgressLine(console or Console(), total_steps, max(self._last_step, 0)) if progress else None
         if self._progress:
             self._progress.recall(past)
+        run = RunFacts(folder, name or folder.name, config or {}, self._last_step + 1)
+        self._sinks = Sinks(sinks, run, self._progress.say if self._progress else Console(stderr=True, soft_wrap=True).print)
 
     def __enter__(self) -> Self:
         return self
@@ -96,30 +100,34 @@ class RunLog:
             self._close()
 
     def settle(self) -> None:
-        """Waits until every logged step is on disk; raises what went wrong in writing it."""
+        """Waits until every logged step is on disk, and raises what went wrong in writing it."""
+        self._settle_files()
+        if self._enabled:
+            self._sinks.settle()
+
+    def _settle_files(self) -> None:
         if self._enabled and self._writing is not None:
             writing, self._writing = self._writing, None
             writing.result()
 
     def _close(self) -> None:
         self._writer.shutdown()
+        self._sinks.close()
         if self._progress:
             self._progress.close()
         self._metrics.close()
         self._rollouts.close()
-        if self._tensorboard:
-            self._tensorboard.close()
 
     def say(self, text: str) -> None:
         """Prints a line above the progress line; silent where progress is."""
-        self.settle()
+        self._settle_files()
         if self._enabled and self._progress:
             self._progress.say(text)
 
     def log_step(
         self, step: int, metrics: Mapping[str, Number], *, wall_seconds: float, rollouts: RolloutRecords | None = None
     ) -> None:
-        """Has one step written to every sink and flushed; returns before it is, and waits for the step before.
+        """Has one step written to the files and handed to the sinks; returns before it is, and waits for the step before.
 
         Args:
             step: Optimiser steps taken; 0 is the untrained policy. Must grow from call to call.
@@ -143,26 +151,18 @@ class RunLog:
         if nonfinite := sum(value is None for value in row.values()):
             row["log/nonfinite"] = nonfinite
         self._last_step = step
-        self.settle()
+        self._settle_files()
         self._writing = self._writer.submit(self._write, step, row, rollouts)
 
     def _write(self, step: int, row: Mapping[str, float | None], rollouts: RolloutRecords | None) -> None:
-        if rollouts is not None:
-            self._rollouts.writelines(json_line(r) for r in rollout_rows(step, rollouts, self._texts_per_step))
-            self._rollouts.flush()
+        rows = [] if rollouts is None else list(rollout_rows(step, rollouts, self._texts_per_step))
+        self._rollouts.writelines(json_line(one) for one in rows)
+        self._rollouts.flush()
         self._metrics.write(json_line(row))
         self._metrics.flush()
-        self._write_events(step, row)
+        self._sinks.log(step, row, rows)
         if self._progress:
             self._progress.show(row)
-
-    def _write_events(self, step: int, row: Mapping[str, float | None]) -> None:
-        if self._tensorboard is None:
-            return
-        for name, value in row.items():
-            if value is not None and name != "step":
-                self._tensorboard.add_scalar(name, value, step)
-        self._tensorboard.flush()
 
 
 def read_metrics(folder: Path) -> Iterator[dict]:
@@ -174,8 +174,3 @@ def read_metrics(folder: Path) -> Iterator[dict]:
     for line in complete_lines(folder / METRICS_FILE):
         if (row := parse_line(line)) is not None:
             yield row
-
-
-def _event_writer(folder: Path, first_step: int) -> SummaryWriter:
-    # The suffix keeps a run that resumes within the same second from overwriting the events before it.
-    return SummaryWriter(str(folder / TENSORBOARD_FOLDER), purge_step=first_step, filename_suffix=f".from{first_step}")

@@ -25,7 +25,7 @@ COMMON = {
     "run.export",
     "run.dir",
     "log.progress",
-    "log.tensorboard",
+    "log.sinks",
     "eval.every",
     "update.micro_batch",
 }

@@ -97,7 +97,7 @@ def one_step(step, random):
 def write_run(folder, steps, *, every=10, change=lambda rollouts: rollouts, config=CONFIG):
     random = np.random.default_rng(0)
     clock = 2.0
-    with RunLog(folder, total_steps=60, texts_per_step=48, tensorboard=False, progress=False) as log:
+    with RunLog(folder, total_steps=60, texts_per_step=48, progress=False) as log:
         if every:
             log.log_step(0, {"eval/accuracy": 0.375}, wall_seconds=clock)
         for step in range(1, steps + 1):
@@ -261,7 +261,7 @@ def test_torn_last_lines_are_left_out(tmp_path):
 
 def test_metrics_that_were_not_finite_leave_gaps(tmp_path):
     folder = tmp_path / "gaps"
-    with RunLog(folder, total_steps=3, tensorboard=False, progress=False) as log:
+    with RunLog(folder, total_steps=3, progress=False) as log:
         for step in (1, 2, 3):
             value = float("nan") if step == 2 else 0.5
             log.log_step(step, {"reward/mean": value, "policy/kl": float("nan")}, wall_seconds=step)

@@ -1,51 +1,15 @@
 import io
-import json
 import re
-import struct
-from dataclasses import replace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from rich.console import Console
-from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboardX.proto.event_pb2 import SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 
-from pods_jax.run.log import RunLog, read_metrics
-from pods_jax.run.rollouts import RolloutRecords, read_rollouts
-
-P, N, M = 3, 5, 2
-
-
-def records(seed=0, **changes):
-    random = np.random.default_rng(seed)
-    correct_PN = random.integers(0, 2, (P, N)).astype(np.float32)
-    made = RolloutRecords(
-        prompt_id_P=[f"train/{p}" for p in range(P)],
-        prompt_P=[f"question {p}" for p in range(P)],
-        answer_P=[str(p) for p in range(P)],
-        texts_PN=[[f"text {p} {n}" for n in range(N)] for p in range(P)],
-        rewards_PN=correct_PN + np.float32(0.1),
-        parts={"correct": correct_PN, "format": np.full((P, N), 0.1, np.float32)},
-        valid_PN=np.ones((P, N), bool),
-        length_PN=random.integers(1, 9, (P, N)),
-        finished_PN=np.ones((P, N), bool),
-        index_PM=np.stack([random.permutation(N)[:M] for _ in range(P)]),
-        advantage_PM=random.normal(size=(P, M)).astype(np.float32),
-    )
-    return replace(made, **changes)
-
-
-def open_log(folder, **options):
-    return RunLog(folder, **{"total_steps": 6, "tensorboard": False, "progress": False, "texts_per_step": -1} | options)
-
-
-def log_steps(log, steps):
-    for step in steps:
-        log.log_step(step, {"reward/mean": step / 8}, wall_seconds=2.0 * step, rollouts=records(step) if step else None)
-
-
-def rows(folder, name="metrics.jsonl"):
-    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+from pods_jax.run.log import read_metrics
+from pods_jax.run.rollouts import read_rollouts
+from tests.run.logged import M, N, P, events_of, log_steps, open_log, records, rows
 
 
 def rollout_rows(folder):
@@ -206,7 +170,7 @@ def test_a_run_without_checkpoint_starts_its_files_anew(tmp_path):
 
 def test_other_processes_write_and_show_nothing(tmp_path):
     screen = io.StringIO()
-    with open_log(tmp_path / "run", enabled=False, progress=True, tensorboard=True, console=Console(file=screen)) as log:
+    with open_log(tmp_path / "run", enabled=False, progress=True, sinks=["tensorboard"], console=Console(file=screen)) as log:
         log_steps(log, [0, 1])
         log.say("hello")
     assert not (tmp_path / "run").exists()
@@ -234,23 +198,15 @@ def test_text_survives_the_file_whatever_it_holds(tmp_path):
     assert read_rollouts(tmp_path, {1}).by_step[1][0]["text"] == text
 
 
-def events_of(path):
-    data, at = path.read_bytes(), 0
-    while at < len(data):
-        (size,) = struct.unpack_from("<Q", data, at)
-        yield Event.FromString(data[at + 12 : at + 12 + size])
-        at += size + 16
-
-
 def test_tensorboard_of_a_resumed_run_purges_from_the_resumed_step_and_skips_nonfinite(tmp_path):
-    with open_log(tmp_path, tensorboard=True) as log:
+    with open_log(tmp_path, sinks=["tensorboard"]) as log:
         log_steps(log, range(5))
-    with open_log(tmp_path, tensorboard=True, resume_step=2) as log:
+    with open_log(tmp_path, sinks=["tensorboard"], resume_step=2) as log:
         log.log_step(3, {"reward/mean": 9.0, "policy/kl": float("nan")}, wall_seconds=6.0)
     before, after = (list(events_of(path)) for path in sorted((tmp_path / "tensorboard").iterdir()))
 
     def scalars(events):
-        return [(e.step, v.tag, v.simple_value) for e in events for v in e.summary.value]
+        return [(e.step, v.tag, v.simple_value) for e in events for v in e.summary.value if v.HasField("simple_value")]
 
     assert [value for _, tag, value in scalars(before) if tag == "reward/mean"] == [0, 0.125, 0.25, 0.375, 0.5]
     assert [event.step for event in after if event.session_log.status == SessionLog.START] == [3]
