@@ -283,7 +283,8 @@ class RolloutEngine:
             args, static = (params, state, shared, move), {"width": self.width}
             fewer, tiles = visit(Call(f"shrink to {shards * size}", self.shrink, args, static, kept=(params,)))
             state = decode(f"decode {shards * size} rows", self.capacities[-1], fewer, tiles)
-            rows = visit(Call("bring home", self.bring_home, (rows, state.rows, each(np.int32)), kept=(params,)))
+            kept = (params, tiles, state.cache)
+            rows = visit(Call("bring home", self.bring_home, (rows, state.rows, each(np.int32)), kept=kept))
         return Rollouts(*rows, state.decoded_rows)
 
     def foretell(self, prompts: int, prompt_length: int) -> Foretold:
