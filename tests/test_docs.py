@@ -235,7 +235,7 @@ def test_the_page_lists_each_table_where_it_stands():
 def test_every_file_that_a_page_names_exists(page):
     text = (ROOT / page).read_text()
     named = re.findall(r"\b(?:pods_jax|tests|configs|docs|launch)/[\w./-]*\w", text)
-    linked = [(ROOT / page).parent / link for link in re.findall(r"\]\(([^):]+)\)", text)]
+    linked = [(ROOT / page).parent / link for link in re.findall(r"\]\(([^):#]+)\)", text)]
     absent = [str(path) for path in [*(ROOT / name for name in named), *linked] if not path.exists()]
     assert named
     assert absent == []
