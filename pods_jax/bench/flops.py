@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import Mesh
 
@@ -27,7 +26,7 @@ from pods_jax.config.sections import ModelConfig, OptimizerConfig
 from pods_jax.devices.sharding import make_mesh
 from pods_jax.models.spec import DecoderSpec
 from pods_jax.rollout.engine import RolloutEngine
-from pods_jax.rollout.programs import Stop
+from pods_jax.rollout.programs import Call
 from pods_jax.rollout.sampling import sampling_params
 from pods_jax.types import KeptBatch, PromptBatch
 from pods_jax.update.learner import Learner, UpdateSettings, abstract_state
@@ -136,6 +135,13 @@ def update_formula(spec: DecoderSpec, lengths: Lengths) -> int:
 def rollout_count(spec: DecoderSpec, lengths: Lengths) -> RolloutCount:
     """What XLA counts of the engine's programs."""
     mesh, architecture = _architecture(spec)
+    counted: list[tuple[Call, float]] = []
+
+    def count(call: Call) -> Any:
+        lowered = call.lower()
+        counted.append((call, _flops(lowered)))
+        return lowered.out_info
+
     with jax.set_mesh(mesh):
         engine = RolloutEngine(
             architecture.graph,
@@ -143,17 +149,12 @@ def rollout_count(spec: DecoderSpec, lengths: Lengths) -> RolloutCount:
             max_completion_length=lengths.completion,
             chunk=lengths.completion,
             eos_ids=[spec.vocab_size],
+            rungs=0,
         )
-        key = jax.eval_shape(partial(jax.random.key, 0))
-        sampling = sampling_params(temperature=1.0)
-        limit = _shape(lengths.groups, lengths.rollouts)
-        prefill = engine.prefill.lower(architecture.shapes, _prompts(lengths), key, sampling, engine.eos_ids, limit)
-        state, shared = prefill.out_info
-        stop = Stop(np.int32(0), np.int32(0))  # type: ignore[arg-type]
-        [decode] = engine.decode.values()
-        token = decode.lower(architecture.shapes, state, shared, sampling, engine.eos_ids, stop)
-    caches = jax.tree.leaves((state.cache, shared.cache))
-    return RolloutCount(_flops(prefill), _flops(token), sum(leaf.size * leaf.dtype.itemsize for leaf in caches))
+        engine.visit_programs(count, architecture.shapes, _prompts(lengths), sampling_params(temperature=1.0))
+    (_, prefill), (decode, token) = counted
+    caches = jax.tree.leaves(decode.caches)
+    return RolloutCount(prefill, token, sum(leaf.size * leaf.dtype.itemsize for leaf in caches))
 
 
 def update_count(spec: DecoderSpec, lengths: Lengths) -> float:

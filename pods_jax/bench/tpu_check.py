@@ -13,14 +13,13 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.experimental import topologies
 from jax.sharding import Mesh
@@ -36,9 +35,9 @@ from pods_jax.bench.compiled import DoesNotCompileError, Program, compile_progra
 from pods_jax.config.sections import ModelConfig, OptimizerConfig
 from pods_jax.devices.sharding import MESH_AXES, group_shards, make_mesh, named_sharding
 from pods_jax.models.spec import DecoderSpec
-from pods_jax.rollout.compaction import Move, default_width
+from pods_jax.rollout.compaction import default_width
 from pods_jax.rollout.engine import RolloutEngine
-from pods_jax.rollout.programs import Stop
+from pods_jax.rollout.programs import Call
 from pods_jax.rollout.sampling import sampling_params
 from pods_jax.types import PromptBatch, Rollouts
 from pods_jax.update.learner import Learner, UpdateSettings, abstract_state
@@ -58,6 +57,7 @@ QWEN2_5_0_5B = DecoderSpec(
     rope_theta=1e6,
     qkv_bias=True,
 )
+Found = Callable[[Program], None]
 # Answers to what libtpu asks of the machine it runs on; without them it waits for a metadata server.
 LIBTPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -82,19 +82,17 @@ class Sizes:
     micro_batch: int = 32
 
 
-# --- reading the compiler's answer ------------------------------------------------------------------------------------------
-
-
 # --- the step, program by program -------------------------------------------------------------------------------------------
 
 
-def compile_step(mesh: Mesh, spec: DecoderSpec, sizes: Sizes, *, param_dtype: str, compute_dtype: str) -> Iterator[Program]:
+def compile_step(mesh: Mesh, spec: DecoderSpec, sizes: Sizes, found: Found, *, param_dtype: str, compute_dtype: str) -> None:
     """Compiles one step's programs in their order, each for the results of those before it.
 
     Args:
         mesh: Devices, which may be those of a topology alone.
         spec: Shape of the decoder.
         sizes: Sizes of the step.
+        found: Gets each program once it is compiled.
         param_dtype: Dtype of parameters and moments.
         compute_dtype: Dtype of activations, decoding weights and caches.
     """
@@ -103,7 +101,7 @@ def compile_step(mesh: Mesh, spec: DecoderSpec, sizes: Sizes, *, param_dtype: st
     optimizer = make_optimizer(OptimizerConfig())
     state = abstract_state(architecture.shapes, optimizer=optimizer)
     with jax.set_mesh(mesh):
-        prompts, rollouts = yield from _compile_rollout(mesh, architecture, sizes, compute_dtype, state)
+        prompts, rollouts = _compile_rollout(mesh, architecture, sizes, compute_dtype, state, found)
 
         def per_rollout(*tail: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
             return _shape(mesh, (sizes.prompts, sizes.n, *tail), dtype)
@@ -113,7 +111,7 @@ def compile_step(mesh: Mesh, spec: DecoderSpec, sizes: Sizes, *, param_dtype: st
         parts = {name: per_rollout() for name in ("correct", "format", "tag_count")}
         arguments = (prompts, rollouts, rewards, parts, valid, _key())
         program, (kept, _) = compile_program("select", keep, *arguments, held=state, completion_length=sizes.completion_length)
-        yield program
+        found(program)
         settings = UpdateSettings(LOSSES["grpo"], micro_batch=sizes.micro_batch, multiple=default_multiple("tpu"))
         learner = Learner(architecture.graph, optimizer, optax.constant_schedule(1.0), settings, like=state)
         blocks, shards = sizes.prompts * sizes.m // sizes.micro_batch, group_shards()
@@ -126,11 +124,14 @@ def compile_step(mesh: Mesh, spec: DecoderSpec, sizes: Sizes, *, param_dtype: st
             places=groups * each * sizes.completion_length,
         )
         rate = jax.ShapeDtypeStruct((), jnp.float32)
-        yield compile_program("update", learner.update, state, kept, None, None, rate, deal, state=state)[0]
+        found(compile_program("update", learner.update, state, kept, None, None, rate, deal, state=state)[0])
 
 
-def _compile_rollout(mesh: Mesh, architecture: Any, sizes: Sizes, compute_dtype: str, state: Any) -> Any:
+def _compile_rollout(
+    mesh: Mesh, architecture: Any, sizes: Sizes, compute_dtype: str, state: Any, found: Found
+) -> tuple[PromptBatch, Rollouts]:
     """The engine's programs; returns the prompts and the rollouts as shapes."""
+    prepare = jax.jit(make_prepare(architecture, mesh, compute_dtype))
     engine = RolloutEngine(
         architecture.graph,
         rollouts=sizes.n,
@@ -139,59 +140,22 @@ def _compile_rollout(mesh: Mesh, architecture: Any, sizes: Sizes, compute_dtype:
         eos_ids=[0],
         width=default_width("tpu", architecture.spec, sizes.prompt_length),
         rungs=1,
-        prepare=jax.jit(make_prepare(architecture, mesh, compute_dtype)),
+        prepare=prepare,
     )
-    sampling = sampling_params(temperature=1.0)
     tokens = _shape(mesh, (sizes.prompts, sizes.prompt_length), jnp.int32)
     prompts = PromptBatch(tokens, _shape(mesh, (sizes.prompts,), jnp.int32))  # type: ignore[arg-type]
-    program, weights = compile_program("weights", engine.prepare, state.params, held=state.opt_state)
-    yield program
-    limit = _shape(mesh, (sizes.prompts, sizes.n), jnp.int32)
-    program, (decoding, shared) = compile_program(
-        "prefill", engine.prefill, weights, prompts, _key(), sampling, engine.eos_ids, limit, held=state
-    )
-    yield program
-    stop = Stop(np.int32(0), np.int32(0))  # type: ignore[arg-type]
-    for capacity in engine.capacities:
-        if capacity in engine.grow:
-            program, decoding = compile_program(
-                f"grow {capacity}", engine.grow[capacity], weights, decoding, held=(state, weights, shared)
-            )
-            yield program
-        args = (weights, decoding, shared, sampling, engine.eos_ids, stop)
-        program, decoding = compile_program(
-            f"decode {capacity}",
-            engine.decode[capacity],
-            *args,
-            held=state,
-            state=decoding,
-            caches=(decoding.cache, shared.cache),
-            token_loop=True,
-        )
-        yield program
-    shards = group_shards()
-    for size in engine.row_sizes(sizes.prompts // shards * sizes.n)[:1]:
-        yield from _compile_smaller(mesh, engine, size, weights, decoding, shared, stop, state)
-    return prompts, Rollouts(*decoding.rows, decoding.decoded_rows)  # type: ignore[arg-type]
+    program, weights = compile_program("weights", prepare, state.params, held=state.opt_state)
+    found(program)
 
+    def visit(call: Call) -> Any:
+        held, loop = (state, call.kept), call.caches is not None
+        donated = () if call.donated is None else call.donated
+        answer = {"held": held, "state": donated, "caches": call.caches, "token_loop": loop}
+        program, results = compile_program(call.name, call.function, *call.args, **answer, **call.static)
+        found(program)
+        return results
 
-def _compile_smaller(
-    mesh: Mesh, engine: RolloutEngine, size: int, weights: Any, decoding: Any, shared: Any, stop: Stop, state: Any
-) -> Iterator[Program]:
-    """Rows that go on move into a batch of ``size`` rows a shard, and are decoded there."""
-    shards, rows = group_shards(), partial(_shape, mesh, (group_shards(), size))
-    tiles = _shape(mesh, (shards, size // engine.width), jnp.int32)
-    move = Move(rows(jnp.int32), rows(jnp.bool_), tiles)
-    program, (fewer, fewer_shared) = compile_program(
-        f"shrink to {shards * size}", engine.shrink, weights, decoding, shared, move, held=state, width=engine.width
-    )
-    yield program
-    sampling = sampling_params(temperature=1.0)
-    decode, caches = engine.decode[engine.capacities[-1]], (fewer.cache, fewer_shared.cache)
-    args = (weights, fewer, fewer_shared, sampling, engine.eos_ids, stop)
-    yield compile_program(
-        f"decode {shards * size} rows", decode, *args, held=state, state=fewer, caches=caches, token_loop=True
-    )[0]
+    return prompts, engine.visit_programs(visit, weights, prompts, sampling_params(temperature=1.0))
 
 
 def _shape(mesh: Mesh, shape: tuple[int, ...], dtype: Any, axes: tuple[str | None, ...] = ("prompts",)) -> Any:
@@ -224,20 +188,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     topology = topologies.get_topology_desc(platform="tpu", topology_name=options.topology)
     mesh = make_mesh(options.mesh, topology.devices)
     sizes = Sizes(**{field.name: getattr(options, field.name) for field in fields(Sizes)})
-    programs = compile_step(mesh, QWEN2_5_0_5B, sizes, param_dtype="float32", compute_dtype="bfloat16")
-    return report(
-        programs, limit_gib=LIMIT_GIB[generation], about={"topology": options.topology, "mesh": options.mesh, **asdict(sizes)}
-    )
+    about = {"topology": options.topology, "mesh": options.mesh, **asdict(sizes)}
+
+    def step(found: Found) -> None:
+        compile_step(mesh, QWEN2_5_0_5B, sizes, found, param_dtype="float32", compute_dtype="bfloat16")
+
+    return report(step, limit_gib=LIMIT_GIB[generation], about=about)
 
 
-def report(programs: Iterator[Program], *, limit_gib: float, about: dict[str, Any]) -> int:
-    """Prints the table, the faults and, last, one JSON line; returns the exit code."""
-    done, faults = [], []
+def report(step: Callable[[Found], Any], *, limit_gib: float, about: dict[str, Any]) -> int:
+    """Prints each program that ``step`` finds, the table, the faults and, last, one JSON line; returns the exit code."""
+    done: list[Program] = []
+    faults: list[str] = []
+
+    def found(program: Program) -> None:
+        print(f"{program.name}: compiled in {program.compile_seconds} s", flush=True)
+        done.append(program)
+        faults.extend(program.faults(limit_gib))
+
     try:
-        for program in programs:
-            print(f"{program.name}: compiled in {program.compile_seconds} s", flush=True)
-            done.append(program)
-            faults += program.faults(limit_gib)
+        step(found)
     except DoesNotCompileError as error:
         faults.append(str(error))
     columns = [

@@ -135,6 +135,12 @@ def spread(tree: Any, axes: Sequence[str | None] = ("prompts",)) -> Any:
     return jax.device_put(tree) if mesh.empty else to_global(mesh, tree, axes)
 
 
+def spread_shape(shape: Sequence[int], dtype: Any, axes: Sequence[str | None] = ("prompts",)) -> Any:
+    """The shape of an array that ``spread`` puts on the devices, for programs that are compiled and not run."""
+    mesh = jax.sharding.get_mesh()
+    return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=None if mesh.empty else named_sharding(mesh, axes))
+
+
 def group_shards() -> int:
     """Shards over which groups are spread on the mesh set by ``jax.set_mesh``; 1 without one."""
     mesh = jax.sharding.get_abstract_mesh()

@@ -24,10 +24,10 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Int, Key
 
-from pods_jax.devices.sharding import group_shards, replicate, spread, to_local
-from pods_jax.rollout.compaction import Rows, bring_home, fit_rows, row_sizes
+from pods_jax.devices.sharding import group_shards, replicate, spread, spread_shape, to_local
+from pods_jax.rollout.compaction import Move, Rows, bring_home, fit_rows, row_sizes
 from pods_jax.rollout.lanes import Lanes, cut, join
-from pods_jax.rollout.programs import DecodeState, Stop, decode_chunk, eos_array, grow, prefill, shrink
+from pods_jax.rollout.programs import Call, DecodeState, SharedPrompts, Stop, decode_chunk, eos_array, grow, prefill, shrink
 from pods_jax.rollout.sampling import SamplingParams
 from pods_jax.types import PromptBatch, Rollouts
 
@@ -247,6 +247,45 @@ class RolloutEngine:
         programs: list[Any] = [self.prefill, *self.decode.values(), *self.grow.values(), self.shrink, self.bring_home]
         programs += [self.cut, self.join]
         return sum(program._cache_size() for program in programs)
+
+    def visit_programs(
+        self, visit: Callable[[Call], Any], params: Any, prompts: PromptBatch, sampling: SamplingParams
+    ) -> Rollouts:
+        """Visits the programs of a rollout, in one lane, that fills every cache and then goes on with fewer rows; nothing runs.
+
+        Args:
+            visit: Gets the call of each program, in their order, and returns its results as shapes, as ``Call.results`` does;
+                where the shapes have shardings, each program is the one that follows on the program before it.
+            params: Parameters for decoding, as ``prepare`` gives them; shapes are enough, here and for the prompts.
+            prompts: The prompts.
+            sampling: Temperature and truncation.
+
+        Returns:
+            The rollouts as shapes.
+        """
+        count, shards = len(prompts.length_P), group_shards()
+        key = jax.eval_shape(partial(jax.random.key, 0))
+        limit_PN, stop = spread_shape((count, self.rollouts), np.int32), Stop(np.int32(0), np.int32(0))  # type: ignore[arg-type]
+        state, shared = visit(Call("prefill", self.prefill, (params, prompts, key, sampling, self.eos_ids, limit_PN)))
+
+        def decode(name: str, capacity: int, state: DecodeState, shared: SharedPrompts) -> DecodeState:
+            args = (params, state, shared, sampling, self.eos_ids, stop)
+            return visit(Call(name, self.decode[capacity], args, donated=state, caches=(state.cache, shared.cache)))
+
+        for capacity in self.capacities:
+            if capacity in self.grow:
+                state = visit(Call(f"grow {capacity}", self.grow[capacity], (params, state), kept=(params, shared)))
+            state = decode(f"decode {capacity}", capacity, state, shared)
+        rows: tuple[Array, Array, Array, Array] = state.rows
+        for size in self.row_sizes(count // shards * self.rollouts)[:1]:
+            each = partial(spread_shape, (shards, size))
+            move = Move(each(np.int32), each(np.bool_), spread_shape((shards, size // self.width), np.int32))
+            args, static = (params, state, shared, move), {"width": self.width}
+            fewer, tiles = visit(Call(f"shrink to {shards * size}", self.shrink, args, static, kept=(params,)))
+            state = decode(f"decode {shards * size} rows", self.capacities[-1], fewer, tiles)
+            kept = (params, tiles, state.cache)
+            rows = visit(Call("bring home", self.bring_home, (rows, state.rows, each(np.int32)), kept=kept))
+        return Rollouts(*rows, state.decoded_rows)
 
     def foretell(self, prompts: int, prompt_length: int) -> Foretold:
         """As in ``Engine``: each program once for every cache size and number of rows. What grows or moves is there twice."""

@@ -1,7 +1,7 @@
 """The jitted programs of the rollout engine: prefill, a chunk of decoding, growth of the cache, the move to fewer rows."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,37 @@ from pods_jax.rollout.sampling import SamplingParams, sample, uniforms
 from pods_jax.types import PromptBatch
 
 MAX_EOS_IDS = 8
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of one compiled program, with shapes in the place of arrays; nothing runs.
+
+    Attributes:
+        name: The program, with its size, such as ``decode 512``.
+        function: The jitted function.
+        args: Its arguments.
+        static: Its static arguments by keyword.
+        kept: What else of the rollout lies on the devices meanwhile.
+        donated: The argument whose memory the result takes over; None where there is none.
+        caches: The caches that a loop over tokens must leave in place; None where the program has no such loop.
+    """
+
+    name: str
+    function: Any
+    args: tuple[Any, ...]
+    static: dict[str, Any] = field(default_factory=dict)
+    kept: tuple[Any, ...] = ()
+    donated: Any = None
+    caches: Any = None
+
+    def results(self) -> Any:
+        """Returns the shapes of its results, without compiling it."""
+        return jax.eval_shape(partial(self.function, **self.static), *self.args)
+
+    def lower(self) -> jax.stages.Lowered:
+        """Returns the program, traced and not yet compiled."""
+        return self.function.lower(*self.args, **self.static)
 
 
 @jax.tree_util.register_dataclass

@@ -16,7 +16,7 @@ from pods_jax.config.sections import DataConfig, ModelConfig, RolloutConfig, Sel
 from pods_jax.data.prompts import load_tokenizer
 from pods_jax.devices.sharding import make_mesh
 from pods_jax.models.families import read_spec
-from pods_jax.rollout.compaction import Rows, fit_rows
+from pods_jax.rollout.programs import DecodeState, SharedPrompts
 from pods_jax.rollout.sampling import sampling_params
 from pods_jax.types import PromptBatch
 
@@ -37,24 +37,19 @@ def test_the_plan_holds_the_caches_while_they_grow_and_move(n, chunk, tiny_model
     architecture = make_architecture(config.model, read_spec(tiny_model), mesh)
     engine = engine_of(config, architecture, mesh, n)
     prompts = PromptBatch(np.zeros((4, 8), np.int32), np.full(4, 8, np.int32))  # type: ignore[arg-type]
-    sampling = sampling_params(temperature=1.0)
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    params = architecture.shapes
-    limit = jax.ShapeDtypeStruct((4, n), np.int32)
-    state, shared = jax.eval_shape(engine.prefill, params, prompts, key, sampling, engine.eos_ids, limit)
-    held = [cached(state, shared)]
-    for capacity in engine.capacities[1:]:
-        grown = jax.eval_shape(engine.grow[capacity], params, state)
-        held.append(cached(state, shared) + cached(grown))
-        state = grown
-    size = engine.row_sizes(4 * n)[0]
-    fit = fit_rows(Rows.whole(4, n, 1), np.zeros((1, 4 * n), bool), rollouts=n, width=engine.width, size=size)
-    assert fit is not None
-    shrink = partial(engine.shrink, width=engine.width)
-    moved = jax.eval_shape(shrink, params, state, shared, fit[1])
-    held.append(cached(state, shared) + cached(*moved))
+    held: dict[str, int] = {}
+
+    def visit(call):
+        results = call.results()
+        held[call.name] = cached(call.args, call.kept) + (cached(results) if call.donated is None else 0)
+        return results
+
+    with jax.set_mesh(mesh):
+        engine.visit_programs(visit, architecture.shapes, prompts, sampling_params(temperature=1.0))
+    assert any(name.startswith("shrink") for name in held)
+    assert any(name.startswith("grow") for name in held) == (chunk == 5)
     [printed] = re.findall(r"caches of the rollout ([\d.,]+) MiB", memory_lines(config, architecture, mesh, engine)[1])
-    assert float(printed) == pytest.approx(max(held) / 2**20, abs=0.05)
+    assert float(printed) == pytest.approx(max(held.values()) / 2**20, abs=0.05)
 
 
 @pytest.mark.parametrize("lanes", [0, 1, 2])
@@ -64,7 +59,8 @@ def test_lanes_are_what_the_run_asks_for_or_one_for_each_core(lanes, tiny_model,
     architecture = make_architecture(ModelConfig(path=str(tiny_model)), read_spec(tiny_model), mesh)
     config = Config(model=ModelConfig(path=str(tiny_model)), tuning=TuningConfig(lanes=lanes))
     engine = engine_of(config, architecture, mesh, 6)
-    assert engine.lanes.most == (lanes or os.cpu_count())
+    expected = lanes or os.cpu_count() or 1
+    assert engine.foretell(expected, 8).lanes == expected
 
 
 def test_lanes_on_several_devices_are_refused(tiny_model):
@@ -75,8 +71,11 @@ def test_lanes_on_several_devices_are_refused(tiny_model):
         engine_of(config, architecture, mesh, 2)
 
 
-def cached(*holders):
-    return sum(x.size * x.dtype.itemsize for holder in holders for x in jax.tree.leaves(holder.cache))
+def cached(*trees):
+    """Bytes of the caches of all states in the trees."""
+    states = jax.tree.leaves(trees, is_leaf=lambda x: isinstance(x, DecodeState | SharedPrompts))
+    held = [x.cache for x in states if isinstance(x, DecodeState | SharedPrompts)]
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(held))
 
 
 def test_more_sizes_are_worth_compiling_the_longer_a_run_takes(tiny_model):
@@ -97,5 +96,5 @@ def test_engines_are_told_apart_by_all_that_they_are_made_from(tiny_model):
     of = (model, RolloutConfig(), TuningConfig(), architecture, mesh, tokenizer, 8)
     programs, make = Programs(), partial(make_engine, architecture, mesh, "float32")
     short, long, again = (programs.get(make, **engine_numbers(*of, prompt_length=n, prompts=4)) for n in (1, 4096, 1))
-    assert short.width != long.width
+    assert short is not long
     assert again is short

@@ -23,8 +23,8 @@ from pods_jax.data.prompts import load_tokenizer
 from pods_jax.devices.sharding import group_shards, make_mesh, named_sharding
 from pods_jax.models.families import read_spec
 from pods_jax.models.lora import join, split_adapters
-from pods_jax.rollout.programs import Stop
-from pods_jax.types import Problem, Prompt, PromptBatch, Rollouts
+from pods_jax.rollout.programs import Call
+from pods_jax.types import Problem, Prompt, PromptBatch
 from pods_jax.update.learner import abstract_state
 from pods_jax.update.microbatches import deal_rollouts, micro_batch_shape
 from pods_jax.update.optim import make_optimizer, make_schedule
@@ -286,18 +286,11 @@ def described(tree):
 
 def rolled_out(parts, params, setting):
     """Shapes of prompts and rollouts, through every program of the engine."""
-    engine, sampling, eos = parts.engine, parts.sampling, parts.engine.eos_ids
     shape = partial(jax.ShapeDtypeStruct, dtype=jnp.int32, sharding=named_sharding(parts.mesh, ("prompts",)))
     prompts = PromptBatch(shape((setting.prompts, 512)), shape((setting.prompts,)))  # type: ignore[arg-type]
-    weights = jax.eval_shape(engine.prepare, params)
+    weights = jax.eval_shape(parts.engine.prepare, params)
     assert {x.dtype for x in jax.tree.leaves(weights)} == {jnp.dtype(jnp.bfloat16)}
-    state, shared = jax.eval_shape(engine.prefill, weights, prompts, KEY, sampling, eos, shape((setting.prompts, setting.n)))
-    stop = Stop(np.int32(0), np.int32(0))  # type: ignore[arg-type]
-    for capacity in engine.capacities:
-        if capacity in engine.grow:
-            state = jax.eval_shape(engine.grow[capacity], weights, state)
-        state = jax.eval_shape(engine.decode[capacity], weights, state, shared, sampling, eos, stop)
-    return prompts, Rollouts(*state.rows, state.decoded_rows)  # type: ignore[arg-type]
+    return prompts, parts.engine.visit_programs(Call.results, weights, prompts, parts.sampling)
 
 
 def kept_of(parts, prompts, rollouts, setting):

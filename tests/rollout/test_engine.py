@@ -16,10 +16,9 @@ from pods_jax.models.attention import decode_form
 from pods_jax.models.decoder import Decoder
 from pods_jax.models.logprob import token_logp
 from pods_jax.models.spec import DecoderSpec
-from pods_jax.rollout.compaction import Rows, fit_rows
 from pods_jax.rollout.engine import RolloutEngine
 from pods_jax.rollout.lanes import Lanes, default_lanes
-from pods_jax.rollout.programs import MAX_EOS_IDS, Stop, eos_array, rollout_keys
+from pods_jax.rollout.programs import MAX_EOS_IDS, eos_array, rollout_keys
 from pods_jax.rollout.sampling import effective_temperature, sampling_params
 from pods_jax.types import PromptBatch
 
@@ -74,10 +73,6 @@ def shardings(shape, *table):
         return named_sharding(make_mesh(shape), variable.get_metadata()["axes"], *table)
 
     return nnx.to_pure_dict(jax.tree.map(sharding, state, is_leaf=lambda x: isinstance(x, nnx.Variable)))
-
-
-def full_limit():
-    return jnp.full((P, N), C, jnp.int32)
 
 
 def with_eos(engine, ids):
@@ -317,24 +312,26 @@ def test_shards_shrink_alike_and_no_row_changes_its_shard(shape, form, free):
         engine = make_engine(form=form, unroll=form == "rows", shape=shape)
         batch, limit_PN = to_global(mesh, (PROMPTS, limits))
         rollouts = engine(params, batch, jax.random.key(0), sampling_params(**WARM), limit_PN)
-        texts = [str(p.as_text()) for p in lowered_shrinks(engine, params, batch, mesh)]
+        texts, _ = compiled(engine, params, batch, "shrink", "bring home")
     np.testing.assert_array_equal(rollouts.tokens_PNC, cut(free, limits)[0])
     assert rollouts.tokens_PNC.sharding.is_equivalent_to(named_sharding(mesh, ("prompts",)), 3)
     assert rollouts.decoded_rows < P * N * (C - 1)
-    for text in texts:
+    for text in texts.values():
         assert not re.search(r"all-gather|all-to-all|collective-permute", text)
 
 
-def lowered_shrinks(engine, params, batch, mesh):
-    """The compiled program that moves six rows of each of four shards to four, and the one that brings rows home."""
-    state, shared = engine.prefill(params, batch, jax.random.key(0), sampling_params(**WARM), engine._eos, full_limit())
-    planned = fit_rows(Rows.whole(P, N, 4), np.tile(np.arange(6) % 2 == 0, (4, 1)), rollouts=N, width=1, size=4)
-    assert planned is not None
-    rows, move = planned
-    move, home = to_global(mesh, (move, rows.home_SR))
-    fewer, _ = engine.shrink(params, state, shared, move, width=1)
-    yield engine.shrink.lower(params, state, shared, move, width=1).compile()
-    yield engine.bring_home.lower(state.rows, fewer.rows, home).compile()
+def compiled(engine, params, batch, *starts):
+    """The text of the compiled programs whose names start so, and the caches that each leaves in place, by name."""
+    texts, caches = {}, {}
+
+    def visit(call):
+        if call.name.startswith(starts):
+            texts[call.name], caches[call.name] = str(call.lower().compile().as_text()), call.caches
+        return call.results()
+
+    engine.visit_programs(visit, params, batch, sampling_params(**WARM))
+    assert len(texts) == len(starts)
+    return texts, caches
 
 
 # --- lanes
@@ -517,13 +514,9 @@ def test_the_engine_asks_for_no_transfer_that_its_caller_did_not_make(lanes, fre
 @pytest.mark.parametrize("unroll", [False, True])
 def test_no_cache_is_copied_at_a_token(unroll):
     engine = make_engine(unroll=unroll, form=decode_form("cpu", unroll))
-    state, shared = engine.prefill(
-        decoder_params(), PROMPTS, jax.random.key(0), sampling_params(**WARM), engine._eos, full_limit()
-    )
-    stop = Stop(np.int32(0), np.int32(0))  # type: ignore[arg-type]
-    args = (decoder_params(), state, shared, sampling_params(**WARM), engine._eos, stop)
-    text = str(engine.decode[7].lower(*args).compile().as_text())
-    shapes = {",".join(map(str, leaf.shape)) for leaf in jax.tree.leaves(state.cache)}
+    texts, caches = compiled(engine, decoder_params(), PROMPTS, "decode 7")
+    [text], [(cache, _)] = texts.values(), caches.values()
+    shapes = {",".join(map(str, leaf.shape)) for leaf in jax.tree.leaves(cache)}
     assert all(f"f32[{shape}]" in text for shape in shapes)
     assert not [line for shape in shapes for line in re.findall(rf"f32\[{shape}\]\S* copy\(.*", text)]
 
