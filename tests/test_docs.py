@@ -32,13 +32,14 @@ from pods_jax.rewards.table import REWARDS, Reward, find_reward
 from pods_jax.rewards.workers import Job
 from pods_jax.rollout.engine import Engine
 from pods_jax.rollout.sampling import sampling_params
+from pods_jax.run.sinks import SINKS, RunFacts, check_sinks
 from pods_jax.types import Group, Problem, Prompt
 from pods_jax.update.optim import SCHEDULES, make_schedule
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/EXTENDING.md").read_text()
 BLOCKS = {text.split("\n", 1)[0].removeprefix("# "): text for text in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)}
-TABLES = (RULES, ADVANTAGES, LOSSES, REWARDS, KINDS, SOURCES, TASKS, FAMILIES, SCHEDULES)
+TABLES = (RULES, ADVANTAGES, LOSSES, REWARDS, KINDS, SOURCES, TASKS, FAMILIES, SCHEDULES, SINKS)
 PROBLEM = Problem("a/1", ({"role": "user", "content": "Which digits?"},), "3, 4", "a", answer_kind="set")
 GROUPS = Group(
     rewards_N=jnp.asarray([[0.0, 1.0, 1.0, jnp.nan], [3.0, 1.0, 2.0, 0.0]]),
@@ -199,6 +200,15 @@ def use_engine(name):
             assert list(given) == list(inspect.signature(asked).parameters)
 
 
+def use_sink(name):
+    found = check_sinks(["my_sinks:Lines"])
+    sink = found["my_sinks:Lines"](RunFacts(folder=Path(), name="a", config={}, first_step=0))
+    sink.log(0, {"eval/accuracy": 0.25, "wall_seconds": 0.0}, [])
+    sink.log(1, {"reward/mean": 0.5, "wall_seconds": 1.0}, [])
+    sink.close()
+    assert Path("accuracy.txt").read_text() == "0 0.25\n"
+
+
 USES = {
     "my_train.py": use_script,
     "my_rules.py": use_rule,
@@ -212,6 +222,7 @@ USES = {
     "my_families.py": use_family,
     "my_schedules.py": use_schedule,
     "my_engines.py": use_engine,
+    "my_sinks.py": use_sink,
 }
 
 
