@@ -10,7 +10,14 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "pods_jax"
 
 # A room is a folder, or loose files of one purpose; it may use its own files and the rooms of lower numbers.
-ROOMS = {"types": "records", "problem": "records", "lookup": "records", "loop": "step", "evaluator": "step"}
+ROOMS = {
+    "types": "records",
+    "problem": "records",
+    "lookup": "records",
+    "json_file": "records",
+    "loop": "step",
+    "evaluator": "step",
+}
 LEVELS = {
     "records": 0,
     "config": 0,

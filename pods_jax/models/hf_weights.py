@@ -9,7 +9,7 @@ When exporting it holds one stacked array (all layers of one projection) and one
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,21 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Sharding
 from jax.typing import DTypeLike
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from pods_jax.models.families import read_config, read_spec
+from pods_jax.models.side_files import copy_side_files
 from pods_jax.models.spec import DecoderSpec
+from pods_jax.models.weight_files import (
+    INDEX,
+    SINGLE,
+    WeightFiles,
+    cast,
+    find_weight_files,
+    first_not_finite,
+    read_headers,
+    read_tensor,
+)
 from pods_jax.models.weight_table import EMBED, HEAD, Keys, Tensor, array_shapes, axis_sizes, tensors_of
 
 ShardingOf = Callable[[Keys], Sharding]
@@ -32,22 +42,9 @@ ShardingOf = Callable[[Keys], Sharding]
 STACKED_ON_HOST = 16 * 2**20
 """Bytes up to which the layers of an array are stacked on the host, which compiles nothing."""
 
-_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 # Buffers that old exports wrote among the weights; they are computed from the config.
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
-# What of the source folder travels with the weights besides config.json.
-_COPIED = (
-    "generation_config.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template*",
-    "LICENSE*",
-    "NOTICE*",
-)
 
 
 def load_params(
@@ -74,7 +71,7 @@ def load_params(
             shape), or a tied model's file holds an output head that differs from the embedding.
     """
     folder, array_dtype = Path(folder), _float_dtype(dtype)
-    source = _checked_sources(_weight_files(folder), spec, folder)
+    source = _checked_sources(find_weight_files(folder), spec, folder)
     if spec.tied and HEAD in source:
         _check_tied_head(source)
     rows = sorted(tensors_of(spec), key=lambda row: bool(row.stack(spec)))
@@ -91,6 +88,8 @@ def export_folder(
     dtype: DTypeLike,
     shard_bytes: int = 5_000_000_000,
     overwrite: bool = False,
+    tokenizer_folder: Path | None = None,
+    generation_folder: Path | None = None,
 ) -> None:
     """Writes a Hugging Face folder that transformers loads: weights, config and the tokenizer files of the source.
 
@@ -100,17 +99,19 @@ def export_folder(
     Args:
         params: The parameter tree of the module docstring.
         spec: The decoder's shape.
-        source_folder: The folder that the model came from; its config (with the new dtype), generation config and tokenizer
-            files are kept.
+        source_folder: The folder that the model came from; its config (with the new dtype), tokenizer files and generation
+            config are kept.
         target_folder: The folder to write.
         dtype: Dtype of the weights in the file: float32, bfloat16 or float16.
         shard_bytes: Largest weight file in bytes; more weights than that are cut into several files with an index.
         overwrite: Replace an earlier export; without it an existing target is refused.
+        tokenizer_folder: Folder of the tokenizer where it isn't the source's.
+        generation_folder: Folder of ``generation_config.json`` where it isn't the source's.
 
     Raises:
         FileExistsError: The target exists and ``overwrite`` is off, or it isn't a model folder.
-        ValueError: An array is unknown, missing or misshapen, the source's config describes another decoder, or the target is
-            or holds the source.
+        ValueError: An array is unknown, missing, misshapen or not finite in ``dtype``, the source's config describes another
+            decoder, or the target is or holds the source.
     """
     source, target = Path(source_folder).resolve(), Path(target_folder).resolve()
     arrays, file_dtype = dict(_flat(params)), _float_dtype(dtype)
@@ -120,8 +121,13 @@ def export_folder(
     if writes:
         _remove(partial, replaced)
         partial.mkdir(parents=True)
-        _copy_side_files(source, partial, file_dtype)
-    _write_weights(arrays, spec, partial, file_dtype, shard_bytes, writes)
+        copy_side_files(source, partial, tokenizer=tokenizer_folder, generation=generation_folder)
+        _write_config(source, partial, file_dtype)
+    try:
+        _write_weights(arrays, spec, partial, file_dtype, shard_bytes, writes)
+    except ValueError:
+        _remove(*[partial] * writes)
+        raise
     if writes:
         if target.exists():
             target.rename(replaced)
@@ -135,80 +141,52 @@ def _float_dtype(dtype: DTypeLike) -> np.dtype:
     return resolved
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    single, index = folder / _SINGLE, folder / _INDEX
-    if single.is_file() and index.is_file():
-        raise ValueError(f"{folder} holds both {_SINGLE} and {_INDEX}; remove the one that is stale")
-    if single.is_file():
-        return [single]
-    if not index.is_file():
-        pickled = sorted(file.name for file in folder.glob("*.bin"))
-        hint = f"; convert {', '.join(pickled)} to safetensors first, pickled weights are not read" if pickled else ""
-        raise FileNotFoundError(f"{folder} holds neither {_SINGLE} nor {_INDEX}{hint}")
-    try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    except (ValueError, KeyError) as error:
-        raise ValueError(f"{index} is no JSON object with a weight_map: {error!r}") from error
-    files = [folder / name for name in sorted(set(weight_map.values()))]
-    absent = [file.name for file in files if not file.is_file()]
-    if absent:
-        raise FileNotFoundError(f"{index} names shard files that do not exist: {', '.join(absent)}")
-    return files
-
-
-def _open(file: Path) -> Any:
-    try:
-        return safe_open(file, framework="numpy")
-    except SafetensorError as error:
-        raise ValueError(f"{file} is not a readable safetensors file: {error}") from error
-
-
-def _checked_sources(files: Sequence[Path], spec: DecoderSpec, folder: Path) -> dict[str, Path]:
-    """Maps each tensor name to the file that holds it, after all headers have been checked against the table."""
+def _checked_sources(found: WeightFiles, spec: DecoderSpec, folder: Path) -> dict[str, Path]:
+    """Maps each tensor name to the file that holds it, after all headers have been checked against the table and the index."""
     sizes = axis_sizes(spec)
     expected = {name: row.file_shape(sizes) for row in tensors_of(spec) for name in row.file_names(spec)}
     allowed = {HEAD: expected[EMBED], **expected} if spec.tied else expected
     holders: dict[str, Path] = {}
     problems: list[str] = []
-    for file in files:
-        for name, shape, dtype in _headers(file):
-            if name.endswith(_IGNORED_SUFFIXES):
-                continue
-            found = f"{name} {list(shape)} in {file.name}"
-            if name not in allowed:
-                problems.append(f"unmapped: {found}")
-            elif shape != allowed[name]:
-                problems.append(f"misshapen: {found}, expected {list(allowed[name])}")
-            if dtype not in _DTYPES:
-                problems.append(f"dtype: {found} is {dtype}, expected {', '.join(_DTYPES)}")
-            if name in holders:
-                problems.append(f"repeated: {found}, already in {holders[name].name}")
-            holders[name] = file
+    for header in (header for file in found.files for header in read_headers(file)):
+        name, place = header.name, f"{header.name} {list(header.shape)} in {header.file.name}"
+        if name in holders:
+            problems.append(f"repeated: {place}, already in {holders[name].name}")
+        holders[name] = header.file
+        if name.endswith(_IGNORED_SUFFIXES):
+            continue
+        if name not in allowed:
+            problems.append(f"unmapped: {place}")
+        elif header.shape != allowed[name]:
+            problems.append(f"misshapen: {place}, expected {list(allowed[name])}")
+        if header.dtype not in _DTYPES:
+            problems.append(f"dtype: {place} is {header.dtype}, expected {', '.join(_DTYPES)}")
     problems += [f"missing: {name} {list(expected[name])}" for name in expected if name not in holders]
+    problems += _index_problems(found, holders)
     if problems:
         raise ValueError(f"the weights in {folder} do not fit the config:\n  " + "\n  ".join(problems))
     return holders
 
 
-def _headers(file: Path) -> list[tuple[str, tuple[int, ...], str]]:
-    """Name, shape and dtype of every tensor of a file."""
-    with _open(file) as opened:
-        headers = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 (an open file is no mapping)
-        return [(name, tuple(header.get_shape()), header.get_dtype()) for name, header in headers.items()]
+def _index_problems(found: WeightFiles, holders: Mapping[str, Path]) -> list[str]:
+    """Where the index and the files say different things of a tensor; programs differ in which they believe."""
+    if found.index is None:
+        return []
+    problems = [f"index: {name} in {file.name} has no entry" for name, file in holders.items() if name not in found.index]
+    for name, file in found.index.items():
+        if name not in holders:
+            problems.append(f"index: {name} is said to be in {file.name}, and is in no file")
+        elif holders[name] != file:
+            problems.append(f"index: {name} is said to be in {file.name}, and is in {holders[name].name}")
+    return problems
 
 
 def _check_tied_head(source: Mapping[str, Path]) -> None:
-    if not np.array_equal(_tensor(source, HEAD), _tensor(source, EMBED)):
+    if not np.array_equal(read_tensor(source[HEAD], HEAD), read_tensor(source[EMBED], EMBED)):
         raise ValueError(
             f"tie_word_embeddings is true, but {HEAD} differs from {EMBED}: set it to false to use this output head, "
             f"or remove {HEAD}"
         )
-
-
-def _tensor(source: Mapping[str, Path], name: str) -> np.ndarray:
-    # The file is opened anew each time: an open one keeps all pages that were read in the process's memory.
-    with _open(source[name]) as opened:
-        return opened.get_tensor(name)
 
 
 def _load(row: Tensor, source: Mapping[str, Path], spec: DecoderSpec, dtype: np.dtype, sharding: Sharding | None) -> jax.Array:
@@ -216,7 +194,10 @@ def _load(row: Tensor, source: Mapping[str, Path], spec: DecoderSpec, dtype: np.
     sizes, names = axis_sizes(spec), row.file_names(spec)
 
     def read(name: str) -> np.ndarray:
-        return np.ascontiguousarray(row.from_file(_tensor(source, name), sizes), dtype)
+        array = cast(row.from_file(read_tensor(source[name], name), sizes), dtype)
+        if value := first_not_finite(array):
+            raise ValueError(f"{name} in {source[name]} holds {value} as {dtype.name}; all weights must be finite")
+        return array
 
     shape = row.stack(spec) + row.shape(sizes)
     if not row.stack(spec):
@@ -282,11 +263,7 @@ def _remove(*folders: Path) -> None:
             shutil.rmtree(folder)
 
 
-def _copy_side_files(source: Path, target: Path, dtype: np.dtype) -> None:
-    for pattern in _COPIED:
-        for file in source.glob(pattern):
-            if file.is_file():
-                shutil.copyfile(file, target / file.name)
+def _write_config(source: Path, target: Path, dtype: np.dtype) -> None:
     config = read_config(source)
     keys = [key for key in ("dtype", "torch_dtype") if key in config] or ["dtype"]
     config |= dict.fromkeys(keys, dtype.name)
@@ -303,11 +280,13 @@ def _write_weights(
     for row in tensors_of(spec):
         stacked = _to_host(arrays[row.path]).reshape(-1, *row.shape(sizes))
         for name, layer in zip(row.file_names(spec), stacked, strict=True):
+            # safetensors writes a non-contiguous view's memory as it lies, with wrong values and no error.
+            tensor = cast(row.to_file(layer, sizes), dtype)
+            if value := first_not_finite(tensor):
+                raise ValueError(f"cannot export to {folder}: {name} holds {value} as {dtype.name}; all weights must be finite")
             if not writes:
                 continue
-            # safetensors writes a non-contiguous view's memory as it lies, with wrong values and no error.
-            shard[name] = np.ascontiguousarray(row.to_file(layer, sizes), dtype=dtype)
-            total += shard[name].nbytes
+            shard[name], total = tensor, total + tensor.nbytes
             if last_of[plan[name]] == name:
                 save_file(shard, folder / plan[name], metadata={"format": "pt"})
                 # safetensors makes its files readable by their owner alone, whatever the umask.
@@ -315,7 +294,7 @@ def _write_weights(
                 shard = {}
     if writes and len(last_of) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": plan}
-        (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 def _plan_files(spec: DecoderSpec, dtype: np.dtype, shard_bytes: int) -> dict[str, str]:
@@ -329,7 +308,7 @@ def _plan_files(spec: DecoderSpec, dtype: np.dtype, shard_bytes: int) -> dict[st
             held += size
             numbers[name] = number
     if number == 1:
-        return dict.fromkeys(numbers, _SINGLE)
+        return dict.fromkeys(numbers, SINGLE)
     return {name: f"model-{shard:05d}-of-{number:05d}.safetensors" for name, shard in numbers.items()}
 
 

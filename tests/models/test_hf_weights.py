@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 
 from pods_jax.models.families import read_spec
 from pods_jax.models.hf_weights import export_folder, load_params
+from pods_jax.models.weight_files import first_not_finite
 from pods_jax.models.weight_table import array_shapes
 
 RECIPE = runpy.run_path(str(Path(__file__).parent / "reference" / "make_reference.py"))
@@ -162,7 +163,7 @@ def test_no_file_is_open_between_two_tensors(folder, monkeypatch):
             return self.opened.__exit__(*error)
 
     expected = load(folder)
-    monkeypatch.setattr("pods_jax.models.hf_weights.safe_open", Counted)
+    monkeypatch.setattr("pods_jax.models.weight_files.safe_open", Counted)
     assert_equal_trees(load(folder), expected)
     assert not held
 
@@ -207,6 +208,53 @@ def test_a_tensor_repeated_in_two_shards_is_named_with_both_files(folder):
     refused(
         folder, f"repeated: {GATE0} [43, 60] in model-00001-of-00002.safetensors, already in model-00000-of-00002.safetensors"
     )
+
+
+def test_an_index_that_says_something_else_than_the_files_is_refused(folder):
+    tensors = load_file(folder / "model.safetensors")
+    names = sorted(set(tensors) - {GATE0, GATE1, EMBED})
+    shard(folder, tensors, [[*names, GATE0], [GATE1, EMBED]])
+    index = folder / "model.safetensors.index.json"
+    weight_map = json.loads(index.read_text())["weight_map"]
+    first, second = weight_map[GATE0], weight_map[GATE1]
+    other = {name: file for name, file in weight_map.items() if name != EMBED} | {GATE0: second, "score.weight": first}
+    index.write_text(json.dumps({"weight_map": other}))
+    refused(
+        folder,
+        f"index: {GATE0} is said to be in {second}, and is in {first}",
+        f"index: score.weight is said to be in {first}, and is in no file",
+        f"index: {EMBED} in {second} has no entry",
+    )
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("file_dtype", [np.float32, ml_dtypes.bfloat16])
+def test_weights_that_are_not_finite_are_refused_by_tensor(value, file_dtype, folder):
+    rewrite(folder, lambda tensors: tensors.update({name: t.astype(file_dtype) for name, t in tensors.items()}))
+    rewrite(folder, lambda tensors: tensors[GATE1].__setitem__((42, 59), value))
+    with pytest.raises(ValueError, match=rf"{GATE1} in .*model.safetensors holds {value} at .* as float32; all weights"):
+        load(folder)
+
+
+def test_weights_beyond_the_dtype_asked_for_are_refused_in_and_out(folder, tmp_path):
+    params, spec = load(folder), read_spec(folder)
+    large = jax.tree.map(lambda array: array, params) | {"embed": params["embed"].at[3, 5].set(-1e5)}
+    with pytest.raises(ValueError, match=rf"cannot export to .*{EMBED} holds -inf at \[3, 5\] as float16; all weights"):
+        export_folder(large, spec, folder, tmp_path / "export", dtype=jnp.float16)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
+    export_folder(large, spec, folder, tmp_path / "export", dtype=jnp.bfloat16)
+    with pytest.raises(ValueError, match=rf"{EMBED} in .* holds -inf at \[3, 5\] as float16"):
+        load(tmp_path / "export", jnp.float16)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2**18 - 1, 2**18, 3 * 2**18 + 4])
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.float16])
+def test_the_first_value_that_is_not_finite_is_found_wherever_it_is(at, dtype):
+    values = np.full(3 * 2**18 + 5, np.finfo(dtype).max if dtype is not ml_dtypes.bfloat16 else 3e38, dtype)
+    assert first_not_finite(values) is None
+    values[at] = np.nan
+    values[-1] = np.inf
+    assert first_not_finite(values) == f"{values[at]} at [{at}]"
 
 
 def test_quantised_tensors_are_named_with_their_dtype(folder):
@@ -260,9 +308,22 @@ def test_a_broken_index_or_file_is_named(folder):
     (folder / "model.safetensors").rename(folder / "other.safetensors")
     with pytest.raises(FileNotFoundError, match=r"shard files that do not exist: gone.safetensors"):
         load(folder)
-    index.write_text("{}")
-    with pytest.raises(ValueError, match="no JSON object with a weight_map"):
-        load(folder)
+    for text, words in (
+        ("{}", "index.json has weight_map=None, expected an object"),
+        ('{"weight_map": ["a"]}', r"index.json has weight_map=\['a'\], expected an object"),
+        ("[]", "index.json holds a JSON list, expected an object"),
+        ("{", "index.json is not valid JSON"),
+        ('{"weight_map": {"a": 1}}', "index.json gives 1 for a, expected a .safetensors file of the same folder"),
+        ('{"weight_map": {"a": "../model.safetensors"}}', r"gives '../model.safetensors' for a, expected"),
+        ('{"weight_map": {"a": "/model.safetensors"}}', r"gives '/model.safetensors' for a, expected"),
+        ('{"weight_map": {"a": "sub/model.safetensors"}}', r"gives 'sub/model.safetensors' for a, expected"),
+        ('{"weight_map": {"a": "model.bin"}}', r"gives 'model.bin' for a, expected"),
+        ('{"weight_map": {"a": "x.safetensors", "a": "y.safetensors"}}', "a stands there twice, as 'x.safetensors' and as 'y"),
+    ):
+        index.write_text(text)
+        with pytest.raises(ValueError, match=words) as error:
+            load(folder)
+        assert "\n" not in str(error.value)
     index.unlink()
     (folder / "model.safetensors").write_bytes((folder / "other.safetensors").read_bytes()[:-100])
     with pytest.raises(ValueError, match=r"model.safetensors is not a readable safetensors file"):
@@ -316,14 +377,51 @@ def test_an_export_rounds_to_its_dtype_and_says_so_in_the_config(folder, tmp_pat
         export_folder(load(folder), read_spec(folder), folder, tmp_path / "int", dtype=jnp.int32)
 
 
-def test_an_export_takes_the_tokenizer_along_and_leaves_the_rest(folder, tmp_path):
-    kept = ["generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json", "LICENSE"]
-    for name in [*kept, "README.md", "training_args.bin", "optimizer.pt"]:
+KEPT = [
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+    "added_tokens.json",
+    "bpe.codes",
+    "LICENSE",
+    "USE_POLICY.md",
+]
+LEFT = ["README.md", "training_args.bin", "optimizer.pt", "consolidated.00.pth", "model.gguf", "pytorch_model.bin.index.json"]
+LEFT += ["trainer_state.json", "modeling_own.py", ".gitattributes", "adapter_config.json"]
+
+
+def test_an_export_takes_all_but_weights_and_configs_along(folder, tmp_path):
+    for name in [*KEPT, *LEFT]:
         (folder / name).write_text(name)
+    for name in ("additional_chat_templates", "original", ".cache"):
+        (folder / name).mkdir()
+        (folder / name / "tool_use.jinja").write_text("{{ tools }}")
     export_folder(load(folder), read_spec(folder), folder, tmp_path / "export", dtype=jnp.float32)
     names = {path.name for path in (tmp_path / "export").iterdir()}
-    assert names == {*kept, "config.json", "model.safetensors"}
-    assert all((tmp_path / "export" / name).read_text() == name for name in kept)
+    assert names == {*KEPT, "additional_chat_templates", "config.json", "model.safetensors"}
+    assert all((tmp_path / "export" / name).read_text() == name for name in KEPT)
+    assert (tmp_path / "export" / "additional_chat_templates" / "tool_use.jinja").read_text() == "{{ tools }}"
+
+
+def test_an_export_takes_another_tokenizer_and_the_models_licence(folder, tmp_path):
+    for owner in (folder, tmp_path / "tokenizer", tmp_path / "stops"):
+        owner.mkdir(exist_ok=True)
+        for name in ("tokenizer.json", "LICENSE", "generation_config.json"):
+            (owner / name).write_text(owner.name)
+    (folder / "vocab.json").write_text("stale")
+    (tmp_path / "tokenizer" / "tekken.json").write_text("tokenizer")
+    others = {"tokenizer_folder": tmp_path / "tokenizer", "generation_folder": tmp_path / "stops"}
+    export_folder(load(folder), read_spec(folder), folder, tmp_path / "export", dtype=jnp.float32, **others)
+    texts = {path.name: path.read_text() for path in (tmp_path / "export").iterdir() if path.suffix != ".safetensors"}
+    assert texts.pop("config.json")
+    whose = {"tokenizer.json": "tokenizer", "tekken.json": "tokenizer", "LICENSE": "source", "generation_config.json": "stops"}
+    assert texts == whose
 
 
 def test_exported_weights_are_as_readable_as_the_config(folder, tmp_path):
