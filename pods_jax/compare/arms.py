@@ -4,13 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pods_jax.assembly.inputs import check_names
 from pods_jax.config.entries import Config, check_devices, micro_batch_sizes
 from pods_jax.config.fields import Checked, ConfigError, Count, CountOrZero, PositiveFraction, Seed, shown
 
 NO_ARMS = ["none"]
+C = TypeVar("C", bound=Config)
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,7 @@ def of_seed(config: Config, name: str, seed: int) -> Config:
     return with_values(config, seeds | {"run.dir": str(Path(config.run.dir) / name), "run.name": f"seed{seed}"})
 
 
-def with_values(config: Config, values: Mapping[str, Any]) -> Config:
+def with_values(config: C, values: Mapping[str, Any]) -> C:
     """The configuration with other values of some dotted keys, all changed at once."""
     sections: dict[str, dict[str, Any]] = {}
     for key, value in values.items():

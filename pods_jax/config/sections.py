@@ -64,6 +64,8 @@ class ModelConfig(Checked, key="model"):
     package's tiny models, which solve a third and a tenth of their task."""
     revision: str | None = None
     """Branch, tag or commit of a Hub model; unset takes the newest."""
+    tokenizer: str | None = None
+    """Folder or Hub id whose tokenizer and chat template are used, and exported, in place of the model's own."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of activations and matrix products; logits and log-probabilities are float32 always."""
     param_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -114,6 +116,11 @@ class DataConfig(Checked, key="data"):
     options: list[str] = field(default_factory=list)
     """Settings of a reasoning_gym data set, or times_share=0.4 of the arithmetic task (its share of multiplications), each
     key=value; on the command line separated by commas."""
+    chat_template: str | None = None
+    """File of a chat template (Jinja) to use, and to export, in place of the tokenizer's own."""
+    template_options: list[str] = field(default_factory=list)
+    """Variables of the chat template, each name=value (enable_thinking=false of Qwen3), exported with it; on the command line
+    separated by commas."""
     few_shot: CountOrZero = 0
     """Worked examples put before every problem, taken out of the training problems."""
     system_prompt: str | None = None

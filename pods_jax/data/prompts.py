@@ -5,10 +5,10 @@ are never tokenised again from text.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from jaxtyping import Int32
@@ -74,6 +74,7 @@ def build_prompts(
     over_long: Literal["drop", "error"],
     system_prompt: str | None,
     examples: Sequence[Problem] = (),
+    template_options: Mapping[str, Any] | None = None,
 ) -> tuple[list[Prompt], PromptReport]:
     """Turns problems into prompts: chat template with the generation prompt, and exactly one BOS where the model uses one.
 
@@ -88,6 +89,7 @@ def build_prompts(
         over_long: Whether to drop longer prompts and count them, or refuse the first. Prompts are never truncated.
         system_prompt: Put before every problem; ``None`` or empty puts none.
         examples: Worked examples between system prompt and problem, each a user's and an assistant's turn.
+        template_options: Values of the chat template's own variables.
 
     Returns:
         The prompts, in the problems' order, and the count of what was kept and dropped.
@@ -99,7 +101,8 @@ def build_prompts(
     head = [{"role": "system", "content": system_prompt}] if system_prompt else []
     head += [turn for example in examples for turn in worked_turns(example)]
     kept: list[Prompt] = []
-    for problem, tokens in zip(problems, _tokenise([head + list(p.messages) for p in problems], tokenizer), strict=True):
+    texts = _render([head + list(p.messages) for p in problems], tokenizer, template_options or {})
+    for problem, tokens in zip(problems, _tokenise(texts, tokenizer), strict=True):
         if not tokens:
             raise ValueError(f"the prompt of problem {problem.id} has no token")
         if len(tokens) <= max_length:
@@ -138,10 +141,9 @@ def pad_prompts(prompts: Sequence[Prompt], *, multiple: int) -> tuple[Int32[np.n
     return tokens_PL, length_P
 
 
-def _tokenise(conversations: list[list[dict[str, str]]], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    if not conversations:
+def _tokenise(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    if not texts:
         return []
-    texts = _render(conversations, tokenizer)
     tokenised: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
     bos = tokenizer.bos_token_id
     if not isinstance(bos, int):
@@ -150,12 +152,16 @@ def _tokenise(conversations: list[list[dict[str, str]]], tokenizer: PreTrainedTo
     return [_one_bos(tokens, bos, adds_bos) for tokens in tokenised]
 
 
-def _render(conversations: list[list[dict[str, str]]], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+def _render(
+    conversations: list[list[dict[str, str]]], tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]
+) -> list[str]:
+    if not conversations:
+        return []
     if tokenizer.chat_template is None:
         return ["\n\n".join(message["content"] for message in messages) for messages in conversations]
     try:
         rendered = tokenizer.apply_chat_template(
-            conversations, add_generation_prompt=True, tokenize=False, date_string=TEMPLATE_DATE
+            conversations, add_generation_prompt=True, tokenize=False, **{"date_string": TEMPLATE_DATE, **options}
         )
     except TemplateError as error:
         raise ValueError(
