@@ -25,12 +25,13 @@ from rich.progress import track
 from pods_jax.assembly.inputs import check_names, find_mesh, load_prompts, make_verifier
 from pods_jax.assembly.opening import join_hosts
 from pods_jax.assembly.parts import engine_numbers, make_engine, make_sampling
-from pods_jax.assembly.policy import model_folder
+from pods_jax.assembly.policy import find_folders
 from pods_jax.assembly.sources import find_policy, load_any_policy
 from pods_jax.config.command_line import parse
 from pods_jax.config.entries import EvaluateConfig
 from pods_jax.config.fields import ConfigError
-from pods_jax.data.prompts import load_tokenizer
+from pods_jax.data.generation import stop_lines
+from pods_jax.data.prompts import eos_ids, load_tokenizer
 from pods_jax.devices.compiling import keep_compiled
 from pods_jax.devices.sharding import replicate
 from pods_jax.evaluator import Evaluator, Verdicts
@@ -64,7 +65,10 @@ def _evaluate(config: EvaluateConfig, out_file: Path | None) -> dict[str, float]
     keep_compiled(config.compile_cache)
     mesh = find_mesh(config)
     source = find_policy(config.model)
-    tokenizer = load_tokenizer(model_folder(source.model.path, source.model.revision))
+    folders = find_folders(source.model.path, source.model.revision)
+    tokenizer = load_tokenizer(folders.tokenizer)
+    for line in stop_lines(tokenizer, eos_ids(tokenizer, folders.generation), folders.generation):
+        print(line)
     _, prompts = load_prompts(config.data, tokenizer, evaluation=True)
     result: dict[str, float] = {"problems": len(prompts)}
     with make_verifier(config.verify) as scorer, jax.set_mesh(mesh):

@@ -31,6 +31,6 @@ def shown(value: Any, limit: int = 80) -> str:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     for key, value in pairs:
-        if found[key] != value:
+        if repr(found[key]) != repr(value):  # NaN, too, is the same as itself then
             raise ValueError(f"{key} stands there twice, as {shown(value)} and as {shown(found[key])}")
     return found

@@ -13,14 +13,16 @@ from typing import Any
 
 import jax
 
+from pods_jax.assembly.exporting import check_tokens, save_tokenizer
 from pods_jax.assembly.forecast import memory_lines, program_lines
 from pods_jax.assembly.inputs import find_inputs
 from pods_jax.assembly.opening import await_all_hosts, join_hosts, load_model, open_run
 from pods_jax.assembly.parts import check_sampler_sees, prompt_multiple
-from pods_jax.assembly.policy import Architecture, find_base, model_folder
+from pods_jax.assembly.policy import Architecture, find_base, find_folders
 from pods_jax.config.command_line import parse
 from pods_jax.config.entries import Config, arithmetic
 from pods_jax.config.fields import ConfigError
+from pods_jax.data.prompts import load_tokenizer
 from pods_jax.devices.compiling import keep_compiled, watch_compiling
 from pods_jax.loop import Parts, train
 from pods_jax.models.hf_weights import export_folder
@@ -89,12 +91,18 @@ def _programs(config: Config, parts: Parts, cache: str | None) -> list[str]:
 
 def _export(config: Config, architecture: Architecture, params: Any, folder: Path) -> None:
     """Writes the policy as a Hugging Face folder, and adapters as a PEFT folder beside it."""
-    source, dtype = model_folder(config.model.path, config.model.revision), config.model.param_dtype
+    folders, dtype = find_folders(config.model.path, config.model.revision), config.model.param_dtype
     if architecture.lora is not None:
         base = find_base(config.model.path, config.model.revision)
         export_adapters(params, architecture.spec, architecture.lora, base, folder / "adapter", overwrite=True)
         params = jax.jit(partial(merge, scale=architecture.lora.scale))(params)
-    export_folder(params, architecture.spec, source, folder / "export", dtype=dtype, overwrite=True)
+    texts = {"tokenizer_folder": folders.tokenizer, "generation_folder": folders.generation}
+    export_folder(params, architecture.spec, folders.model, folder / "export", dtype=dtype, overwrite=True, **texts)
+    if jax.process_index() == 0:
+        tokenizer = load_tokenizer(folders.tokenizer)
+        if architecture.lora is not None:
+            save_tokenizer(tokenizer, folders.generation, folder / "adapter")
+        check_tokens(tokenizer, folder / "export")
 
 
 def _summary(config: Config, folder: Path) -> None:

@@ -29,8 +29,8 @@ def memory_lines(config: Config, architecture: Architecture, mesh: Mesh, engine:
     """Lines that say what the run holds on each device, in MiB; activations come on top."""
     spec = architecture.spec
     trained, frozen = split_adapters(architecture.shapes)
-    # Next to adapters the frozen base is the reference policy; without, the KL term keeps a copy of the parameters.
-    copies = 5 if config.loss.beta > 0 and not frozen else 4
+    # The reference policy of new adapters is the frozen base; otherwise the KL term keeps a copy of what is trained.
+    copies = 5 if config.loss.beta > 0 and (not frozen or architecture.continues_adapters) else 4
     foretold = engine.foretell(config.data.prompts_per_step, config.data.max_prompt_length)
     kv_heads = max(1, spec.kv_heads // mesh.shape["tensor"])
     token_bytes = 2 * spec.layers * kv_heads * spec.head_size * jnp.dtype(config.model.compute_dtype).itemsize

@@ -12,12 +12,13 @@ from transformers import PreTrainedTokenizerBase
 from pods_jax.algorithm.advantages import find_advantage
 from pods_jax.algorithm.losses import find_loss
 from pods_jax.algorithm.selection import TIES, find_rule
-from pods_jax.assembly.policy import model_folder
+from pods_jax.assembly.policy import find_folders
 from pods_jax.config.command_line import config_difference, from_yaml
 from pods_jax.config.entries import Config, EvaluateConfig, check_devices
 from pods_jax.config.fields import ConfigError
 from pods_jax.config.sections import DataConfig, RewardConfig, VerifyConfig
-from pods_jax.data.prompts import build_prompts, load_tokenizer
+from pods_jax.data.generation import stop_lines
+from pods_jax.data.prompts import build_prompts, eos_ids, load_tokenizer
 from pods_jax.data.rows import make_source
 from pods_jax.data.tasks import find_task, load_splits
 from pods_jax.devices.sharding import make_mesh
@@ -89,10 +90,12 @@ def find_inputs(config: Config) -> Inputs:
     mesh = find_mesh(config)
     folder = run_folder(config)
     resumed = progress_of(config)
-    source = model_folder(config.model.path, config.model.revision)
-    tokenizer = load_tokenizer(source)
+    folders = find_folders(config.model.path, config.model.revision)
+    tokenizer = load_tokenizer(folders.tokenizer)
+    for line in stop_lines(tokenizer, eos_ids(tokenizer, folders.generation), folders.generation):
+        print(line)
     train_prompts, held_out = load_prompts(config.data, tokenizer)
-    _check_fit(config, read_spec(source), [*train_prompts, *held_out])
+    _check_fit(config, read_spec(folders.model), [*train_prompts, *held_out])
     return Inputs(folder, mesh, scorer, tokenizer, train_prompts, held_out, resumed)
 
 

@@ -17,7 +17,7 @@ from pods_jax.config.command_line import to_yaml
 from pods_jax.config.entries import Config, EvaluateConfig
 from pods_jax.devices.sharding import named_sharding
 from pods_jax.loop import Parts, Settings
-from pods_jax.models.lora import split_adapters
+from pods_jax.models.lora import join, split_adapters
 from pods_jax.run.checkpoint import Checkpoints, Progress
 from pods_jax.run.log import RunLog
 from pods_jax.update.learner import TrainState, abstract_state, init_state
@@ -99,8 +99,9 @@ def open_run(
         trained, frozen = (params, None) if architecture.lora is None else split_adapters(params)
         reference = None
         if config.loss.beta > 0:
-            # Beside adapters the frozen base is the reference policy; without, parameters that stay as they are.
-            reference = frozen or (params if programs else jax.tree.map(jnp.copy, params))
+            # The policy that the run starts from: new adapters leave it the frozen base; else what is trained is copied.
+            drawn = frozen and not architecture.continues_adapters
+            reference = frozen if drawn else params if programs else join(jax.tree.map(jnp.copy, trained), frozen)
         if programs:
             trained = jax.tree.map(jnp.copy, trained)
         parts = replace(parts, frozen=frozen, reference=reference)

@@ -16,7 +16,7 @@ from pods_jax.algorithm.keeping import make_keep
 from pods_jax.algorithm.losses import Numbers, find_loss
 from pods_jax.algorithm.selection import find_rule
 from pods_jax.assembly.inputs import Inputs
-from pods_jax.assembly.policy import Architecture, make_prepare, model_folder
+from pods_jax.assembly.policy import Architecture, find_folders, make_prepare
 from pods_jax.config.command_line import to_yaml
 from pods_jax.config.entries import Config
 from pods_jax.config.fields import ConfigError
@@ -78,7 +78,7 @@ def engine_numbers(
         "rollouts": completions,
         "max_completion_length": rollout.max_completion_length,
         "chunk": tuning.cache_chunk or default_chunk(platform),
-        "eos_ids": eos_ids(tokenizer, model_folder(model.path, model.revision)),
+        "eos_ids": eos_ids(tokenizer, find_folders(model.path, model.revision).generation),
         "width": default_width(platform, spec, prompt_length),
         "rungs": worthwhile_rungs(flops, architecture, mesh) if tuning.rollout_rungs is None else tuning.rollout_rungs,
         "lanes": Lanes(tuning.lanes) if tuning.lanes else default_lanes(mesh.size, platform, spec),
@@ -263,7 +263,7 @@ def make_learner(architecture: Architecture, *, optimizer: OptimizerConfig, step
         transformation,
         make_schedule(optimizer, steps),
         settings,
-        reference_graph=architecture.base_graph,
+        reference_graph=architecture.reference_graph,
         like=abstract_state(split_adapters(architecture.shapes)[0], optimizer=transformation),
     )
 

@@ -1,7 +1,7 @@
 """From a Hugging Face folder to a policy on the mesh, and back."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from importlib import resources
 from operator import getitem
@@ -23,14 +23,16 @@ from pods_jax.models.decoder import Decoder
 from pods_jax.models.families import read_spec
 from pods_jax.models.hf_weights import load_params
 from pods_jax.models.lora import LoraSpec, initial_adapters, join, split_adapters
-from pods_jax.models.peft_adapters import Base, is_adapter_folder, load_adapters, read_lora
+from pods_jax.models.peft_adapters import CONFIG_FILE, Base, is_adapter_folder, load_adapters, read_lora
+from pods_jax.models.side_files import GENERATION, holds_tokenizer
 from pods_jax.models.spec import DecoderSpec
+from pods_jax.models.weight_files import holds_weights
 
 BUNDLED = {"bundled": "tally", "bundled-scarce": "tally_scarce"}
 """Folders of pods_jax/assets by the names that ``model.path`` knows them under."""
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 # Never code, never pickled weights.
-DOWNLOADED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "LICENSE*")
+DOWNLOADED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken", "LICENSE*", "NOTICE*", "USE_POLICY*")
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class Architecture:
         shapes: Tree of ``ShapeDtypeStruct`` with the learner's sharding.
         rollout_shardings: Tree of shardings while decoding: over ``tensor`` alone.
         lora: The adapters, or None when every parameter is trained.
-        base_graph: Graph definition of the decoder without adapters, the reference policy's; ``graph`` when there are none.
+        base_graph: Graph definition of the decoder without adapters; ``graph`` when there are none.
+        continues_adapters: The adapters were read and not drawn, so that the policy starts away from its base.
     """
 
     spec: DecoderSpec
@@ -52,23 +55,68 @@ class Architecture:
     rollout_shardings: Any
     lora: LoraSpec | None
     base_graph: nnx.GraphDef
+    continues_adapters: bool = False
+
+    @property
+    def reference_graph(self) -> nnx.GraphDef:
+        """Graph definition of the policy that training starts from, which the KL term is measured against."""
+        return self.graph if self.continues_adapters else self.base_graph
 
 
-def model_folder(path: str, revision: str | None = None) -> Path:
-    """The Hugging Face folder of the model behind ``model.path``; of adapters, that of the model which they adapt.
+@dataclass(frozen=True)
+class ModelFolders:
+    """The folders in which the pieces of a policy lie, which are one where ``model.path`` is a model's.
+
+    Attributes:
+        model: Holds ``config.json`` and the weights; of adapters, those of the model that they adapt.
+        adapters: The PEFT folder, or None.
+        tokenizer: Holds the tokenizer and chat templates: the PEFT folder where it has any, as its adapters were trained with
+            them.
+        generation: Holds ``generation_config.json``, which names stop ids: likewise.
+    """
+
+    model: Path
+    adapters: Path | None
+    tokenizer: Path
+    generation: Path
+
+
+def find_folders(path: str, revision: str | None = None) -> ModelFolders:
+    """Returns the folders behind ``model.path``; those of the Hub are downloaded.
 
     Raises:
-        ConfigError: it is neither a folder nor a model that the Hub has.
+        ConfigError: It is neither a folder nor a model that the Hub has, or holds a model and adapters, or adapters whose base
+            is not a model.
+        ValueError: The adapters' config is refused.
     """
     folder = _find(path, revision)
     if not is_adapter_folder(folder):
-        return folder
-    base = read_lora(folder)[1]
-    return _find(base.name, base.revision)
+        return ModelFolders(folder, None, folder, folder)
+    base, key = read_lora(folder)[1], f"{folder / CONFIG_FILE}: base_model_name_or_path"
+    if holds_weights(folder):
+        raise ConfigError(
+            f"model.path={path} holds a model and adapters, which may belong to it or to {base.name}: give each its own folder"
+        )
+    model = _find(base.name, base.revision, key)
+    if is_adapter_folder(model):
+        raise ConfigError(f"{key}={base.name} holds adapters; supported: a model")
+    tokenizer = folder if holds_tokenizer(folder) else model
+    generation = folder if (folder / GENERATION).is_file() else model
+    return ModelFolders(model, folder, tokenizer, generation)
+
+
+def model_folder(path: str, revision: str | None = None) -> Path:
+    """Returns the folder of the model behind ``model.path``; of adapters, that of the model which they adapt.
+
+    Raises:
+        ConfigError: As ``find_folders``.
+        ValueError: As ``find_folders``.
+    """
+    return find_folders(path, revision).model
 
 
 def find_base(path: str, revision: str | None = None) -> Base:
-    """What adapters trained on ``model.path`` name as their base: a Hub id at its revision, or an absolute folder."""
+    """Returns what adapters trained on ``model.path`` name as their base: a Hub id at its revision, or an absolute folder."""
     folder = _find(path, revision)
     if is_adapter_folder(folder):
         base = read_lora(folder)[1]
@@ -77,18 +125,19 @@ def find_base(path: str, revision: str | None = None) -> Base:
     return Base(str(folder.resolve())) if local else Base(path, revision)
 
 
-def _find(path: str, revision: str | None) -> Path:
+def _find(path: str, revision: str | None, key: str = "model.path") -> Path:
     assets = resources.files("pods_jax") / "assets"
     folder = Path(str(assets / BUNDLED[path])) if path in BUNDLED else Path(path).expanduser()
     if folder.is_dir():
         return folder
     if not HUB_ID.fullmatch(path):
-        raise ConfigError(f"model.path={path} is not a folder")
+        raise ConfigError(f"{key}={path} is not a folder")
     try:
         return Path(snapshot_download(path, revision=revision, allow_patterns=list(DOWNLOADED)))
     except (OSError, ValueError) as error:  # the Hub's own errors are OSErrors
-        at = f" at model.revision={revision}" if revision else ""
-        raise ConfigError(f"model.path={path} is neither a folder nor a model on the Hub{at}: {error}") from error
+        at = f" at revision {revision}" if revision else ""
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{key}={path} is neither a folder nor a model on the Hub{at}: {reason}") from error
 
 
 def make_architecture(
@@ -163,13 +212,12 @@ def load_policy(
     Returns:
         The architecture and the parameters.
     """
-    folder = model_folder(config.path, config.revision)
-    saved = _find(config.path, config.revision)
-    if is_adapter_folder(saved):
+    folders = find_folders(config.path, config.revision)
+    if folders.adapters is not None:
         if lora is not None:
             raise ConfigError(f"model.path={config.path} holds adapters: leave lora.rank at 0 to go on with them")
-        lora, _ = read_lora(saved)
-    architecture = make_architecture(config, read_spec(folder), mesh, layers=layers, remat=remat, lora=lora)
+        lora, _ = read_lora(folders.adapters)
+    architecture = make_architecture(config, read_spec(folders.model), mesh, layers=layers, remat=remat, lora=lora)
 
     def sharding_of(path: tuple[str, ...]) -> Sharding:
         return reduce(getitem, path, architecture.shapes).sharding
@@ -177,12 +225,13 @@ def load_policy(
     def place(path: tuple[str, ...], array: np.ndarray) -> jax.Array:
         return jax.make_array_from_callback(array.shape, sharding_of(path), lambda index: array[index])
 
-    params = load_params(folder, architecture.spec, dtype=jnp.dtype(config.param_dtype), sharding_of=sharding_of)
+    params = load_params(folders.model, architecture.spec, dtype=jnp.dtype(config.param_dtype), sharding_of=sharding_of)
     if lora is None:
         return architecture, params
-    if not is_adapter_folder(saved):
+    if folders.adapters is None:
         return architecture, join(_new_adapters(architecture, lora, seed), params)
-    adapters = load_adapters(saved, architecture.spec, lora)
+    adapters = load_adapters(folders.adapters, architecture.spec, lora)
+    architecture = replace(architecture, continues_adapters=True)
     return architecture, join({"layers": {name: place(("layers", name), array) for name, array in adapters.items()}}, params)
 
 

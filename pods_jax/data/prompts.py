@@ -4,7 +4,6 @@ This is the stage between ``tasks.py`` and ``loader.py``. The chat template is a
 are never tokenised again from text.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from pods_jax.data.examples import worked_turns
+from pods_jax.json_file import read_object
 from pods_jax.problem import Problem
 from pods_jax.types import Prompt
 
@@ -53,13 +53,12 @@ def eos_ids(tokenizer: PreTrainedTokenizerBase, path: str | Path) -> tuple[int, 
     where the folder has no such file, as in transformers.
 
     Raises:
-        ValueError: No EOS id is known, or one is not a non-negative integer.
+        ValueError: No EOS id is known, one is not a non-negative integer, or the file is no JSON object.
     """
     ids = {tokenizer.eos_token_id} if isinstance(tokenizer.eos_token_id, int) else set()
     for file in (Path(path) / "generation_config.json", Path(path) / "config.json"):
         if file.is_file():
-            found = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
-            ids |= set(_id_list(found, file))
+            ids |= set(_id_list(read_object(file).get("eos_token_id"), file))
             break
     if not ids:
         raise ValueError(f"model.path={str(path)!r}: neither tokenizer nor generation_config.json names an EOS token")

@@ -26,6 +26,7 @@ from pods_jax.models.families import read_config, read_spec
 from pods_jax.models.side_files import copy_side_files
 from pods_jax.models.spec import DecoderSpec
 from pods_jax.models.weight_files import (
+    DTYPES,
     INDEX,
     SINGLE,
     WeightFiles,
@@ -42,7 +43,6 @@ ShardingOf = Callable[[Keys], Sharding]
 STACKED_ON_HOST = 16 * 2**20
 """Bytes up to which the layers of an array are stacked on the host, which compiles nothing."""
 
-_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 # Buffers that old exports wrote among the weights; they are computed from the config.
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 
@@ -136,8 +136,8 @@ def export_folder(
 
 
 def _float_dtype(dtype: DTypeLike) -> np.dtype:
-    if (resolved := np.dtype(dtype)).name not in _DTYPES.values():
-        raise ValueError(f"dtype={resolved.name!r} is not supported; supported: {', '.join(_DTYPES.values())}")
+    if (resolved := np.dtype(dtype)).name not in DTYPES.values():
+        raise ValueError(f"dtype={resolved.name!r} is not supported; supported: {', '.join(DTYPES.values())}")
     return resolved
 
 
@@ -159,8 +159,8 @@ def _checked_sources(found: WeightFiles, spec: DecoderSpec, folder: Path) -> dic
             problems.append(f"unmapped: {place}")
         elif header.shape != allowed[name]:
             problems.append(f"misshapen: {place}, expected {list(allowed[name])}")
-        if header.dtype not in _DTYPES:
-            problems.append(f"dtype: {place} is {header.dtype}, expected {', '.join(_DTYPES)}")
+        if header.dtype not in DTYPES:
+            problems.append(f"dtype: {place} is {header.dtype}, expected {', '.join(DTYPES)}")
     problems += [f"missing: {name} {list(expected[name])}" for name in expected if name not in holders]
     problems += _index_problems(found, holders)
     if problems:

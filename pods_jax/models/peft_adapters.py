@@ -1,6 +1,7 @@
 """Low-rank adapters in and out of a PEFT folder: ``adapter_config.json`` and ``adapter_model.safetensors``."""
 
 import json
+import math
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,10 +11,12 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
+from pods_jax.json_file import read_object, shown
 from pods_jax.models.lora import PROJECTIONS, A, B, LoraSpec, sizes
 from pods_jax.models.spec import DecoderSpec
+from pods_jax.models.weight_files import DTYPES, cast, first_not_finite, read_headers, read_tensor
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 
@@ -38,16 +41,24 @@ _PLAIN: dict[str, Any] = {
     "alpha_pattern": {},
     "layers_to_transform": None,
 }
-# Later inventions, absent or off in a plain folder. These ways to draw A and B also change the base's own weights.
-_OFF = (
-    "alora_invocation_tokens",
-    "layer_replication",
-    "lora_bias",
-    "target_parameters",
-    "trainable_token_indices",
-    "use_qalora",
-)
-_CHANGED_BASE = ("pissa", "olora", "corda", "loftq")
+_READ = {"peft_type", "r", "lora_alpha", "target_modules", "base_model_name_or_path", "revision", "init_lora_weights"}
+# Settings that change nothing in a plain folder; what exclude_modules leaves out is found missing among the tensors.
+_HARMLESS = {
+    "auto_mapping",
+    "ensure_weight_tying",
+    "eva_config",
+    "exclude_modules",
+    "inference_mode",
+    "layers_pattern",
+    "loftq_config",
+    "lora_dropout",
+    "megatron_core",
+    "peft_version",
+    "qalora_group_size",
+    "task_type",
+}
+# Ways to draw A and B that leave the base as it is and compute the plain sum; others are kinds of their own.
+_DRAWN = (None, True, False, "gaussian", "eva", "orthogonal")
 
 
 @dataclass(frozen=True)
@@ -69,7 +80,13 @@ def is_adapter_folder(folder: Path) -> bool:
 
 
 def export_adapters(
-    params: Mapping[str, Any], spec: DecoderSpec, lora: LoraSpec, base: Base, target: Path, *, overwrite: bool = False
+    params: Mapping[str, Any],
+    spec: DecoderSpec,
+    lora: LoraSpec,
+    base: Base,
+    target: Path,
+    *,
+    overwrite: bool = False,
 ) -> None:
     """Writes the adapters of a parameter tree as a PEFT folder, in float32. All processes must call this; the first writes.
 
@@ -78,11 +95,12 @@ def export_adapters(
         spec: The decoder's shape.
         lora: The adapters' rank, scale and targets.
         base: The model that they adapt, written into the config.
-        target: Folder to write: beside it first, then renamed.
+        target: Folder to write; everything is written next to it first, then renamed.
         overwrite: Replace earlier adapters.
 
     Raises:
-        FileExistsError: the target exists, and ``overwrite`` is off or it holds no adapters.
+        FileExistsError: The target exists, and ``overwrite`` is off or it holds no adapters.
+        ValueError: An adapter is not finite.
     """
     if target.exists() and not (overwrite and is_adapter_folder(target)):
         raise FileExistsError(f"cannot export adapters to {target}: it exists")
@@ -92,7 +110,10 @@ def export_adapters(
             stacked = _to_host(params["layers"][name + suffix])
             for layer in range(spec.layers):
                 # safetensors writes a view's memory as it lies: transposed weights must be copied first.
-                tensors[_tensor_name(layer, name, kind)] = np.ascontiguousarray(_matrix(stacked[layer], kind, lora.rank))
+                key, matrix = _tensor_name(layer, name, kind), np.ascontiguousarray(_matrix(stacked[layer], kind, lora.rank))
+                if value := first_not_finite(matrix):
+                    raise ValueError(f"cannot export adapters to {target}: {key} holds {value}; all weights must be finite")
+                tensors[key] = matrix
     if jax.process_index() != 0:
         return
     unfinished = target.with_name(target.name + ".partial")
@@ -118,42 +139,65 @@ def export_adapters(
 
 
 def read_lora(folder: Path) -> tuple[LoraSpec, Base]:
-    """Rank, scale and targets of a PEFT folder, and the model that it adapts.
+    """Returns rank, scale and targets of a PEFT folder, and the model that it adapts.
 
     Raises:
-        ValueError: the config is unreadable, or asks for something that these adapters do not compute.
+        ValueError: The config is unreadable, or asks for something that these adapters do not compute: a setting that is not
+            known and not empty is refused too. The message is one line with the file's name.
     """
     file = folder / CONFIG_FILE
+    config = read_object(file)
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-        rank, alpha, base = config["r"], config["lora_alpha"], Base(config["base_model_name_or_path"], config.get("revision"))
-        modules = config["target_modules"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{file} is no PEFT config: {error!r}") from error
+        _check_kind(config)
+        return _lora(config), _base(config)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+
+
+def _check_kind(config: Mapping[str, Any]) -> None:
+    """Refuses adapters of another kind than plain ones, by the first setting that says so."""
     if config.get("peft_type") != "LORA":
-        raise ValueError(f"{file}: peft_type={config.get('peft_type')} is not supported; supported: LORA")
+        raise ValueError(f"peft_type={shown(config.get('peft_type'))} is not supported; supported: LORA")
     for key, plain in _PLAIN.items():
         if (config.get(key, plain) or None) != (plain or None):
-            raise ValueError(f"{file}: {key}={config[key]} is not supported; supported: {plain}")
-    for key in _OFF:
-        if config.get(key):
-            raise ValueError(f"{file}: {key}={config[key]} is not supported; supported: none")
-    drawn = config.get("init_lora_weights")
-    if isinstance(drawn, str) and drawn.startswith(_CHANGED_BASE):
-        raise ValueError(f"{file}: init_lora_weights={drawn} is not supported: it changes the base's weights")
-    if not isinstance(modules, list) or not set(modules) <= set(_TARGETS):
-        raise ValueError(f"{file}: target_modules={modules} is not supported; supported: some of {', '.join(_TARGETS)}")
-    targets = tuple(name for module, name in _TARGETS.items() if module in modules)
-    return LoraSpec(rank, float(alpha), targets), base
+            raise ValueError(f"{key}={shown(config[key])} is not supported; supported: {plain}")
+    if config.get("init_lora_weights") not in _DRAWN:
+        drawn = ", ".join(map(str, _DRAWN[1:]))
+        raise ValueError(f"init_lora_weights={shown(config['init_lora_weights'])} is not supported; supported: {drawn}")
+    for key, value in config.items():
+        if value and key not in _READ | set(_PLAIN) | _HARMLESS:
+            raise ValueError(f"{key}={shown(value)} is not supported; supported: a config without it")
+
+
+def _lora(config: Mapping[str, Any]) -> LoraSpec:
+    rank, alpha, modules = (config.get(key) for key in ("r", "lora_alpha", "target_modules"))
+    if type(rank) is not int or rank < 1:
+        raise ValueError(f"r={shown(rank)} must be an integer of at least 1")
+    if type(alpha) not in (int, float) or not math.isfinite(alpha):
+        raise ValueError(f"lora_alpha={shown(alpha)} must be a number")
+    if not isinstance(modules, list) or not modules or not all(name in list(_TARGETS) for name in modules):
+        raise ValueError(f"target_modules={shown(modules)} is not supported; supported: a list of {', '.join(_TARGETS)}")
+    return LoraSpec(rank, float(alpha), tuple(name for module, name in _TARGETS.items() if module in modules))
+
+
+def _base(config: Mapping[str, Any]) -> Base:
+    name, revision = config.get("base_model_name_or_path"), config.get("revision")
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"base_model_name_or_path={shown(name)} must name the model that the adapters adapt")
+    if not isinstance(revision, str | None):
+        raise ValueError(f"revision={shown(revision)} must be a branch, tag or commit, or null")
+    return Base(name, revision)
 
 
 def load_adapters(folder: Path, spec: DecoderSpec, lora: LoraSpec) -> dict[str, np.ndarray]:
-    """Stacked float32 adapters by their names in the parameter tree.
+    """Returns a PEFT folder's adapters as float32 arrays, layers stacked, by their names in the parameter tree.
 
     Raises:
-        ValueError: a tensor is missing, unknown or misshapen.
+        FileNotFoundError: The folder holds no ``adapter_model.safetensors``.
+        ValueError: The file is unreadable, or a tensor is missing, unknown, misshapen, of another dtype than float32, bfloat16
+            and float16, or not finite.
     """
-    tensors = load_file(folder / WEIGHTS_FILE)
+    tensors = _read_tensors(folder / WEIGHTS_FILE)
     adapters = {}
     for name in lora.targets:
         here = PROJECTIONS[name]
@@ -164,7 +208,7 @@ def load_adapters(folder: Path, spec: DecoderSpec, lora: LoraSpec) -> dict[str, 
                 key = _tensor_name(layer, name, kind)
                 if key not in tensors:
                     raise ValueError(f"{folder / WEIGHTS_FILE} has no {key}")
-                matrix = tensors.pop(key).astype(np.float32)
+                matrix = tensors.pop(key)
                 needed = _matrix(np.empty(shape), kind, lora.rank).shape
                 if matrix.shape != needed:
                     raise ValueError(f"{key} in {folder / WEIGHTS_FILE} is {matrix.shape}; the model needs {needed}")
@@ -173,6 +217,22 @@ def load_adapters(folder: Path, spec: DecoderSpec, lora: LoraSpec) -> dict[str, 
     if tensors:
         raise ValueError(f"{folder / WEIGHTS_FILE} holds unknown tensors: {', '.join(sorted(tensors))}")
     return adapters
+
+
+def _read_tensors(file: Path) -> dict[str, np.ndarray]:
+    """All tensors of a file in float32."""
+    if not file.is_file():
+        pickled = (file.parent / "adapter_model.bin").is_file()
+        hint = "; convert adapter_model.bin to safetensors first, pickled weights are not read" if pickled else ""
+        raise FileNotFoundError(f"{file} does not exist{hint}")
+    tensors = {}
+    for header in read_headers(file):
+        if header.dtype not in DTYPES:
+            raise ValueError(f"{header.name} in {file} is {header.dtype}, expected {', '.join(DTYPES)}")
+        tensors[header.name] = cast(read_tensor(file, header.name), np.dtype("float32"))
+        if value := first_not_finite(tensors[header.name]):
+            raise ValueError(f"{header.name} in {file} holds {value}; all weights must be finite")
+    return tensors
 
 
 def _tensor_name(layer: int, name: str, kind: str) -> str:

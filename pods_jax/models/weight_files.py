@@ -14,6 +14,8 @@ from safetensors import SafetensorError, safe_open
 from pods_jax.json_file import read_object, shown
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+"""Names of the dtypes that are read, by what safetensors calls them."""
 SCANNED = 2**18
 """Values looked at together when a tensor is checked, few enough to stay in the processor's cache."""
 

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import warnings
 
 import jax
@@ -9,10 +10,12 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from pods_jax.assembly.policy import find_base, load_policy, make_lora, model_folder
+from pods_jax.assembly.exporting import check_tokens
+from pods_jax.assembly.policy import ModelFolders, find_base, find_folders, load_policy, make_lora, model_folder
 from pods_jax.config.entries import Config
 from pods_jax.config.fields import ConfigError
 from pods_jax.config.sections import LoraConfig, ModelConfig
+from pods_jax.data.prompts import load_tokenizer
 from pods_jax.devices.sharding import make_mesh
 from pods_jax.models.decoder import Decoder
 from pods_jax.models.families import read_spec
@@ -192,32 +195,98 @@ def folder(base, spec, tiny_model, tmp_path):
         {"layer_replication": [[0, 2], [1, 2]]},
         {"alora_invocation_tokens": [1]},
         {"init_lora_weights": "pissa_niter_4"},
+        {"init_lora_weights": "lora_ga"},
+        {"init_lora_weights": "mica"},
+        {"init_lora_weights": ["gaussian"]},
+        {"lora_ga_config": {"direction": "ArB2r"}},
+        {"use_bdlora": {"nblocks": 2}},
+        {"kasa_config": {"beta": 0.1}},
+        {"arrow_config": {"top_k": 3}},
+        {"velora_config": {"num_groups": 4}},
+        {"monteclora_config": {"num_samples": 2}},
+        {"a_later_invention": True},
+        {"r": "8", "words": "must be an integer"},
+        {"r": True, "words": "must be an integer"},
+        {"lora_alpha": "16", "words": "must be a number"},
+        {"lora_alpha": float("nan"), "words": "must be a number"},
+        {"base_model_name_or_path": None, "words": "must name the model"},
+        {"base_model_name_or_path": ["a/b"], "words": "must name the model"},
+        {"revision": 3, "words": "must be a branch"},
+        {"target_modules": [], "words": "is not supported"},
+        {"target_modules": [["q_proj"]], "words": "is not supported"},
         {"target_modules": ["q_proj", "lm_head"]},
         {"target_modules": "all-linear"},
     ],
-    ids=lambda change: "-".join(change),
+    ids=lambda change: f"{next(iter(change))}-{next(iter(change.values()))}",
 )
 def test_a_config_that_asks_for_something_else_is_refused_by_name(change, folder):
     config = json.loads((folder / CONFIG_FILE).read_text())
-    (folder / CONFIG_FILE).write_text(json.dumps(config | change))
-    (key,) = change
-    with pytest.raises(ValueError, match=rf"{CONFIG_FILE}: {key}=.* is not supported"):
+    key, words = next(iter(change)), change.get("words", "is not supported")
+    (folder / CONFIG_FILE).write_text(json.dumps(config | {key: change[key]}))
+    with pytest.raises(ValueError, match=rf"{CONFIG_FILE}: {key}=.* {words}"):
         read_lora(folder)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"r": 2, "lora_alpha": 1, "target_modules": ["q_proj"]}'])
-def test_a_broken_config_is_refused(text, folder):
+def test_settings_that_change_nothing_pass(folder):
+    """All that PEFT writes into the config of plain adapters today, and what older versions wrote."""
+    harmless = {
+        "alora_invocation_tokens": None,
+        "arrow_config": None,
+        "auto_mapping": {"base_model_class": "Qwen2ForCausalLM", "parent_library": "transformers", "unsloth_fixed": True},
+        "corda_config": None,
+        "ensure_weight_tying": False,
+        "eva_config": {"rho": 2.0},
+        "exclude_modules": ["lm_head"],
+        "init_lora_weights": "eva",
+        "layer_replication": None,
+        "layers_pattern": None,
+        "loftq_config": {},
+        "lora_bias": False,
+        "lora_dropout": 0.05,
+        "megatron_config": None,
+        "megatron_core": "megatron.core",
+        "peft_version": "0.21.2",
+        "qalora_group_size": 16,
+        "target_parameters": None,
+        "trainable_token_indices": None,
+        "use_qalora": False,
+    }
+    plain = read_lora(folder)
+    config = json.loads((folder / CONFIG_FILE).read_text())
+    (folder / CONFIG_FILE).write_text(json.dumps(config | harmless))
+    assert read_lora(folder) == plain
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "is not valid JSON"),
+        ("[]", "holds a JSON list"),
+        ("{}", "peft_type=None"),
+        (
+            '{"peft_type": "LORA", "r": 2, "lora_alpha": 1, "target_modules": ["q_proj"]}',
+            "base_model_name_or_path=None must name",
+        ),
+        ('{"peft_type": "LORA", "r": 2, "r": 3}', "r stands there twice, as 2 and as 3"),
+    ],
+)
+def test_a_broken_config_is_refused(text, words, folder):
     (folder / CONFIG_FILE).write_text(text)
-    with pytest.raises(ValueError, match=f"{CONFIG_FILE} is no PEFT config"):
+    with pytest.raises(ValueError, match=rf"{CONFIG_FILE}.*{words}") as error:
         read_lora(folder)
+    assert "\n" not in str(error.value)
 
 
 def test_tensors_that_are_unknown_missing_or_misshapen_are_refused_by_name(folder, spec):
     tensors = load_file(folder / WEIGHTS_FILE)
     name = next(name for name in tensors if "layers.1.mlp.down_proj.lora_A" in name)
     magnitude = name.replace("lora_A.weight", "lora_magnitude_vector")
+    nan = tensors[name].copy()
+    nan[1, 2] = np.nan
     without = {other: value for other, value in tensors.items() if other != name}
     for changed, words in (
+        (tensors | {name: nan}, rf"{name} in .* holds nan at \[1, 2\]"),
+        (tensors | {name: np.zeros((2, 24), np.int8)}, f"{name} in .* is I8, expected F32, BF16, F16"),
         (tensors | {magnitude: np.ones(3, np.float32)}, f"unknown tensors: {magnitude}"),
         (without, f"has no {name}"),
         (without | {name: np.ascontiguousarray(tensors[name].T)}, f"{name} in .* is \\(24, 2\\); the model needs \\(2, 24\\)"),
@@ -225,6 +294,94 @@ def test_tensors_that_are_unknown_missing_or_misshapen_are_refused_by_name(folde
         save_file(changed, folder / WEIGHTS_FILE)
         with pytest.raises(ValueError, match=words):
             load_adapters(folder, spec, FEW)
+
+
+def test_weights_that_cannot_be_read_are_named(folder, spec):
+    (folder / WEIGHTS_FILE).write_bytes(b"cut off")
+    with pytest.raises(ValueError, match=f"{WEIGHTS_FILE} is not a readable safetensors file"):
+        load_adapters(folder, spec, FEW)
+    (folder / WEIGHTS_FILE).rename(folder / "adapter_model.bin")
+    with pytest.raises(FileNotFoundError, match=f"{WEIGHTS_FILE} does not exist; convert adapter_model.bin to safetensors"):
+        load_adapters(folder, spec, FEW)
+
+
+def test_adapters_that_are_not_finite_are_not_exported(base, spec, tiny_model, tmp_path):
+    params = adapted(base, spec, FEW)
+    broken = join({"layers": {"o" + A: params["layers"]["o" + A].at[1].set(jnp.inf)}}, params)
+    with pytest.raises(ValueError, match=r"layers.1.self_attn.o_proj.lora_A.weight holds inf at"):
+        export_adapters(broken, spec, FEW, Base(str(tiny_model)), tmp_path / "adapter")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_could_mean_two_models_is_refused(folder, tiny_model):
+    shutil.copyfile(tiny_model / "config.json", folder / "config.json")
+    assert find_folders(str(folder)).model == tiny_model
+    shutil.copyfile(tiny_model / "model.safetensors", folder / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"model\.path=.* holds a model and adapters, .* give each its own folder"):
+        find_folders(str(folder))
+
+
+def test_a_base_that_is_no_model_is_refused_by_the_adapters_file(folder, tmp_path):
+    config = json.loads((folder / CONFIG_FILE).read_text())
+    for name, words in ((str(tmp_path / "gone"), "is not a folder"), (str(folder), "holds adapters")):
+        other = tmp_path / "other"
+        other.mkdir(exist_ok=True)
+        (other / CONFIG_FILE).write_text(json.dumps(config | {"base_model_name_or_path": name}))
+        with pytest.raises(ConfigError, match=rf"{CONFIG_FILE}: base_model_name_or_path={name}.* {words}"):
+            find_folders(str(other))
+
+
+# --- the folder's own tokenizer -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_texts(folder, tiny_model):
+    """Adapters with their own template and stop ids, beside the tokenizer's files."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(tiny_model / name, folder / name)
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}!")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7], "temperature": 0.6}))
+    return folder
+
+
+def test_the_folders_own_tokenizer_template_and_stop_ids_go_first(own_texts, tiny_model):
+    folders = find_folders(str(own_texts))
+    assert folders == ModelFolders(tiny_model, own_texts, own_texts, own_texts)
+    (own_texts / "generation_config.json").unlink()
+    assert find_folders(str(own_texts)).generation == tiny_model
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (own_texts / name).unlink()
+    assert find_folders(str(own_texts)) == ModelFolders(tiny_model, own_texts, tiny_model, tiny_model)
+    assert find_folders(str(tiny_model)) == ModelFolders(tiny_model, None, tiny_model, tiny_model)
+
+
+def test_both_exports_carry_the_folders_own_tokenizer(own_texts, tiny_model, tmp_path):
+    load_tokenizer(tiny_model).save_pretrained(str(own_texts))
+    (own_texts / "chat_template.jinja").write_text("{{ messages[0].content }}!")
+    config = Config(model=ModelConfig(path=str(own_texts)))
+    architecture, params = load_policy(config.model, make_mesh((1, 1, 1), jax.devices()[:1]))
+    _export(config, architecture, params, tmp_path / "run")
+    for export in (tmp_path / "run" / "adapter", tmp_path / "run" / "export"):
+        for name in ("chat_template.jinja", "generation_config.json"):
+            assert (export / name).read_text() == (own_texts / name).read_text(), name
+        check_tokens(load_tokenizer(own_texts), export)
+        check_tokens(load_tokenizer(export), own_texts)
+    assert not (tmp_path / "run" / "adapter" / "config.json").exists()
+    assert find_folders(str(tmp_path / "run" / "adapter")).tokenizer == tmp_path / "run" / "adapter"
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_an_export_that_encodes_otherwise_is_refused(file, tiny_model, tmp_path):
+    shutil.copytree(tiny_model, tmp_path / "export")
+    tokenizer = load_tokenizer(tiny_model)
+    check_tokens(tokenizer, tmp_path / "export")
+    text = (tmp_path / "export" / file).read_text()
+    changed = {"tokenizer.json": text.replace('"1"', '"A"'), "chat_template.jinja": text + "!"}
+    changed["tokenizer_config.json"] = text.replace(str(tokenizer.eos_token), str(tokenizer.bos_token))
+    assert changed[file] != text
+    (tmp_path / "export" / file).write_text(changed[file])
+    with pytest.raises(RuntimeError, match=r"export has another (encoding|special|chat)"):
+        check_tokens(tokenizer, tmp_path / "export")
 
 
 # --- against PEFT -------------------------------------------------------------------------------------------------------------

@@ -316,11 +316,15 @@ def test_evaluating_adapters_equals_evaluating_the_merged_export(whole, tiny_mod
 
 
 def test_training_goes_on_from_a_folder_of_adapters(runs, whole):
-    folder = runs("onward", model__path=whole[0] / "adapter", lora__rank=0, run__steps=1)
+    """The reference policy is the one that the run starts from, also when it is continued."""
+    runs("onward", model__path=whole[0] / "adapter", lora__rank=0, run__steps=1)
+    folder = runs("onward", model__path=whole[0] / "adapter", lora__rank=0, run__steps=3)
     config = json.loads((folder / "adapter" / "adapter_config.json").read_text())
     first = json.loads((whole[0] / "adapter" / "adapter_config.json").read_text())
     assert config == first
-    assert rows(folder)[1]["policy/kl"] > 1e-5
+    kls = [row["policy/kl"] for row in rows(folder)[1:]]
+    assert kls[0] == pytest.approx(0, abs=1e-6)
+    assert kls[2] > 1e-5
 
 
 @pytest.mark.parametrize(
