@@ -25,13 +25,11 @@ from rich.progress import track
 from pods_jax.assembly.inputs import check_names, find_mesh, load_prompts, make_verifier
 from pods_jax.assembly.opening import join_hosts
 from pods_jax.assembly.parts import engine_numbers, make_engine, make_sampling
-from pods_jax.assembly.policy import find_folders
 from pods_jax.assembly.sources import find_policy, load_any_policy
+from pods_jax.assembly.texts import find_texts
 from pods_jax.config.command_line import parse
 from pods_jax.config.entries import EvaluateConfig
 from pods_jax.config.fields import ConfigError
-from pods_jax.data.generation import stop_lines
-from pods_jax.data.prompts import eos_ids, load_tokenizer
 from pods_jax.devices.compiling import keep_compiled
 from pods_jax.devices.sharding import replicate
 from pods_jax.evaluator import Evaluator, Verdicts
@@ -64,23 +62,20 @@ def evaluate(config: EvaluateConfig) -> dict[str, float]:
 def _evaluate(config: EvaluateConfig, out_file: Path | None) -> dict[str, float]:
     keep_compiled(config.compile_cache)
     mesh = find_mesh(config)
-    source = find_policy(config.model)
-    folders = find_folders(source.model.path, source.model.revision)
-    tokenizer = load_tokenizer(folders.tokenizer)
-    for line in stop_lines(tokenizer, eos_ids(tokenizer, folders.generation), folders.generation):
-        print(line)
-    _, prompts = load_prompts(config.data, tokenizer, evaluation=True)
+    source = find_policy(config.model, config.data)
+    texts = find_texts(source.model, source.data)
+    _, prompts = load_prompts(source.data, texts, evaluation=True)
     result: dict[str, float] = {"problems": len(prompts)}
     with make_verifier(config.verify) as scorer, jax.set_mesh(mesh):
         architecture, params = load_any_policy(source, mesh, layers=config.tuning.layers)
 
         def engine(completions: int) -> RolloutEngine:
-            of = (source.model, config.rollout, config.tuning, architecture, mesh, tokenizer, completions)
+            of = (config.rollout, config.tuning, architecture, mesh, texts.stop_ids, completions)
             numbers = engine_numbers(*of, prompt_length=config.data.max_prompt_length, prompts=len(prompts))
             return make_engine(architecture, mesh, source.model.compute_dtype, **numbers)
 
         evaluator = partial(
-            Evaluator, prompts=prompts, batch=config.batch, mesh=mesh, tokenizer=tokenizer, judge=scorer.correct
+            Evaluator, prompts=prompts, batch=config.batch, mesh=mesh, tokenizer=texts.tokenizer, judge=scorer.correct
         )
         runs = {"greedy": (engine(1), sampling_params(temperature=0.0))}
         if config.samples:

@@ -18,11 +18,11 @@ from pods_jax.assembly.forecast import memory_lines, program_lines
 from pods_jax.assembly.inputs import find_inputs
 from pods_jax.assembly.opening import await_all_hosts, join_hosts, load_model, open_run
 from pods_jax.assembly.parts import check_sampler_sees, prompt_multiple
-from pods_jax.assembly.policy import Architecture, find_base, find_folders
+from pods_jax.assembly.policy import Architecture, find_base
+from pods_jax.assembly.texts import Texts
 from pods_jax.config.command_line import parse
 from pods_jax.config.entries import Config, arithmetic
 from pods_jax.config.fields import ConfigError
-from pods_jax.data.prompts import load_tokenizer
 from pods_jax.devices.compiling import keep_compiled, watch_compiling
 from pods_jax.loop import Parts, train
 from pods_jax.models.hf_weights import export_folder
@@ -75,7 +75,7 @@ def run(config: Config) -> Path:
         state = train(parts, opened.settings, opened.state, opened.done, opened.wall_seconds)
         parts.checkpoints.close()
         if config.run.export:
-            _export(config, architecture, parts.policy(state), inputs.folder)
+            _export(config, inputs.texts, architecture, parts.policy(state), inputs.folder)
         parts.log.say(f"compiled {compiling.programs:,} programs in {compiling.seconds:,.1f} s, or read them from the cache")
     if jax.process_index() == 0:
         _summary(config, inputs.folder)
@@ -89,20 +89,28 @@ def _programs(config: Config, parts: Parts, cache: str | None) -> list[str]:
     return lines if cache is None else [*lines, f"compiled programs are kept in {cache}"]
 
 
-def _export(config: Config, architecture: Architecture, params: Any, folder: Path) -> None:
+def _export(config: Config, texts: Texts, architecture: Architecture, params: Any, folder: Path) -> None:
     """Writes the policy as a Hugging Face folder, and adapters as a PEFT folder beside it."""
-    folders, dtype = find_folders(config.model.path, config.model.revision), config.model.param_dtype
+    folders, dtype = texts.folders, config.model.param_dtype
     if architecture.lora is not None:
         base = find_base(config.model.path, config.model.revision)
         export_adapters(params, architecture.spec, architecture.lora, base, folder / "adapter", overwrite=True)
         params = jax.jit(partial(merge, scale=architecture.lora.scale))(params)
-    texts = {"tokenizer_folder": folders.tokenizer, "generation_folder": folders.generation}
-    export_folder(params, architecture.spec, folders.model, folder / "export", dtype=dtype, overwrite=True, **texts)
+    export_folder(
+        params,
+        architecture.spec,
+        folders.model,
+        folder / "export",
+        dtype=dtype,
+        overwrite=True,
+        tokenizer_folder=folders.tokenizer,
+        generation_folder=folders.generation,
+        files=texts.exported_files,
+    )
     if jax.process_index() == 0:
-        tokenizer = load_tokenizer(folders.tokenizer)
         if architecture.lora is not None:
-            save_tokenizer(tokenizer, folders.generation, folder / "adapter")
-        check_tokens(tokenizer, folder / "export")
+            save_tokenizer(texts, folder / "adapter")
+        check_tokens(texts.exported_tokenizer(), folder / "export")
 
 
 def _summary(config: Config, folder: Path) -> None:

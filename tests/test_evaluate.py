@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pods_jax import evaluate, train
+from pods_jax.assets.tokenizer import write_tokenizer
 from pods_jax.config.command_line import leaf_kinds, parse
 from pods_jax.config.entries import EvaluateConfig
 from pods_jax.evaluate import majority_correct, pass_at_k
@@ -212,8 +213,18 @@ def full(trained):
 
 
 @pytest.fixture(scope="module")
-def adapted(trained):
-    return trained("adapted", lora__rank=4, lora__targets="q,v,down")
+def adapted(trained, tiny_model, tmp_path_factory):
+    """A run of adapters with a tokenizer, a chat template and an option of the user's own."""
+    own = tmp_path_factory.mktemp("own")
+    write_tokenizer(own)
+    shutil.copyfile(tiny_model / "config.json", own / "config.json")
+    settings = json.loads((own / "tokenizer_config.json").read_text())
+    (own / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": "9"}))
+    (own / "own.jinja").write_text("{{ bos_token }}{{ sign | default('') }}{{ messages[-1].content }}")
+    texts = {"model__tokenizer": own, "data__chat_template": own / "own.jinja", "data__template_options": "sign=++"}
+    folder = trained("adapted", lora__rank=4, lora__targets="q,v,down", **texts)
+    (own / "own.jinja").unlink()  # the run folder keeps it
+    return folder
 
 
 def test_a_run_folder_is_its_newest_checkpoint(full, evaluated, tiny_model, capsys):

@@ -7,18 +7,17 @@ from pathlib import Path
 
 import jax
 from jax.sharding import Mesh
-from transformers import PreTrainedTokenizerBase
 
 from pods_jax.algorithm.advantages import find_advantage
 from pods_jax.algorithm.losses import find_loss
 from pods_jax.algorithm.selection import TIES, find_rule
-from pods_jax.assembly.policy import find_folders
+from pods_jax.assembly.texts import Texts, check_kept_template, find_texts
 from pods_jax.config.command_line import config_difference, from_yaml
 from pods_jax.config.entries import Config, EvaluateConfig, check_devices
 from pods_jax.config.fields import ConfigError
 from pods_jax.config.sections import DataConfig, RewardConfig, VerifyConfig
 from pods_jax.data.generation import stop_lines
-from pods_jax.data.prompts import build_prompts, eos_ids, load_tokenizer
+from pods_jax.data.prompts import build_prompts
 from pods_jax.data.rows import make_source
 from pods_jax.data.tasks import find_task, load_splits
 from pods_jax.devices.sharding import make_mesh
@@ -63,7 +62,7 @@ class Inputs:
         folder: Run folder; not made yet when the run is a new one.
         mesh: Device mesh.
         scorer: Rewards.
-        tokenizer: The policy's.
+        texts: Tokenizer, chat template and stop ids.
         train_prompts: Training prompts.
         held_out: Held-out prompts.
         resumed: Progress of the run that is continued, or None.
@@ -72,7 +71,7 @@ class Inputs:
     folder: Path
     mesh: Mesh
     scorer: Scorer
-    tokenizer: PreTrainedTokenizerBase
+    texts: Texts
     train_prompts: list[Prompt]
     held_out: list[Prompt]
     resumed: Progress | None
@@ -90,13 +89,12 @@ def find_inputs(config: Config) -> Inputs:
     mesh = find_mesh(config)
     folder = run_folder(config)
     resumed = progress_of(config)
-    folders = find_folders(config.model.path, config.model.revision)
-    tokenizer = load_tokenizer(folders.tokenizer)
-    for line in stop_lines(tokenizer, eos_ids(tokenizer, folders.generation), folders.generation):
-        print(line)
-    train_prompts, held_out = load_prompts(config.data, tokenizer)
-    _check_fit(config, read_spec(folders.model), [*train_prompts, *held_out])
-    return Inputs(folder, mesh, scorer, tokenizer, train_prompts, held_out, resumed)
+    texts = find_texts(config.model, config.data)
+    if resumed is not None:
+        check_kept_template(texts, config.data, folder)
+    train_prompts, held_out = load_prompts(config.data, texts)
+    _check_fit(config, read_spec(texts.folders.model), [*train_prompts, *held_out])
+    return Inputs(folder, mesh, scorer, texts, train_prompts, held_out, resumed)
 
 
 def find_mesh(config: Config | EvaluateConfig) -> Mesh:
@@ -173,14 +171,12 @@ def _check_same(config: Config, before: Config, folder: Path) -> None:
         )
 
 
-def load_prompts(
-    data: DataConfig, tokenizer: PreTrainedTokenizerBase, *, evaluation: bool = False
-) -> tuple[list[Prompt], list[Prompt]]:
-    """Training and held-out prompts of the task; prints what was loaded, and what was left out and why.
+def load_prompts(data: DataConfig, texts: Texts, *, evaluation: bool = False) -> tuple[list[Prompt], list[Prompt]]:
+    """Returns the training and held-out prompts of the task; prints what ends a completion, and what was left out and why.
 
     Args:
         data: Task, source, limits.
-        tokenizer: The policy's.
+        texts: The policy's.
         evaluation: Load no training prompts.
 
     Raises:
@@ -196,7 +192,7 @@ def load_prompts(
         evaluation=evaluation,
     )
     system = find_task(data.task).system_prompt if data.system_prompt is None else data.system_prompt
-    for line in splits.reports:
+    for line in (*stop_lines(texts.tokenizer, texts.stop_ids, texts.folders.generation), *splits.reports):
         print(line)
     loaded: list[list[Prompt]] = []
     for name, problems in (("training", splits.train), ("held-out", splits.held_out)):
@@ -208,11 +204,12 @@ def load_prompts(
             print(f"{len(unreadable)} {name} gold answers cannot be verified: {', '.join(unreadable[:3])} ...")
         prompts, report = build_prompts(
             problems,
-            tokenizer,
+            texts.tokenizer,
             max_length=data.max_prompt_length,
             over_long=data.over_long,
             system_prompt=system,
             examples=splits.examples,
+            template_options=texts.template_options,
         )
         if report.dropped:
             limit = f"data.max_prompt_length={data.max_prompt_length}"

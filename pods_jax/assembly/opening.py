@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from pods_jax.assembly.inputs import Inputs
 from pods_jax.assembly.parts import Programs, make_parts
 from pods_jax.assembly.policy import Architecture, load_policy, make_lora
+from pods_jax.assembly.texts import keep_template
 from pods_jax.config.command_line import to_yaml
 from pods_jax.config.entries import Config, EvaluateConfig
 from pods_jax.devices.sharding import named_sharding
@@ -81,6 +82,7 @@ def open_run(
     folder.mkdir(parents=True, exist_ok=True)
     if first:
         (folder / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+        keep_template(inputs.texts, folder)
     make_checkpoints = SettledCheckpoints if programs else Checkpoints
     checkpoints = make_checkpoints(folder / "checkpoints", keep=config.run.keep_checkpoints)
     log = RunLog(

@@ -2,27 +2,25 @@
 
 import bisect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from transformers import PreTrainedTokenizerBase
 
 from pods_jax.algorithm.advantages import find_advantage
 from pods_jax.algorithm.keeping import make_keep
 from pods_jax.algorithm.losses import Numbers, find_loss
 from pods_jax.algorithm.selection import find_rule
 from pods_jax.assembly.inputs import Inputs
-from pods_jax.assembly.policy import Architecture, find_folders, make_prepare
+from pods_jax.assembly.policy import Architecture, make_prepare
 from pods_jax.config.command_line import to_yaml
 from pods_jax.config.entries import Config
 from pods_jax.config.fields import ConfigError
-from pods_jax.config.sections import ModelConfig, OptimizerConfig, RolloutConfig, TuningConfig
+from pods_jax.config.sections import OptimizerConfig, RolloutConfig, TuningConfig
 from pods_jax.data.loader import make_loader
-from pods_jax.data.prompts import eos_ids
 from pods_jax.devices.sharding import replicate, spread, to_local
 from pods_jax.evaluator import Evaluator
 from pods_jax.loop import Parts, Settings
@@ -43,26 +41,24 @@ PROMPT_MULTIPLE, PROMPT_LENGTHS = 16, 4
 
 
 def engine_numbers(
-    model: ModelConfig,
     rollout: RolloutConfig,
     tuning: TuningConfig,
     architecture: Architecture,
     mesh: Mesh,
-    tokenizer: PreTrainedTokenizerBase,
+    stop_ids: Sequence[int],
     completions: int,
     *,
     prompt_length: int,
     prompts: int,
 ) -> dict[str, Any]:
-    """Plain numbers of the engine that generates ``completions`` for each prompt, and stops on every EOS id of the folder.
+    """Plain numbers of the engine that generates ``completions`` for each prompt.
 
     Args:
-        model: The policy's section.
         rollout: Lengths.
         tuning: What suits the machine.
         architecture: The policy's.
         mesh: Device mesh.
-        tokenizer: The policy's.
+        stop_ids: Tokens that end a completion.
         completions: Rollouts of each prompt.
         prompt_length: Longest prompt in tokens, which decides how many rows share one once the batch has shrunk.
         prompts: Prompts that will be rolled out in all, which decides how many sizes are worth compiling.
@@ -78,7 +74,7 @@ def engine_numbers(
         "rollouts": completions,
         "max_completion_length": rollout.max_completion_length,
         "chunk": tuning.cache_chunk or default_chunk(platform),
-        "eos_ids": eos_ids(tokenizer, find_folders(model.path, model.revision).generation),
+        "eos_ids": tuple(stop_ids),
         "width": default_width(platform, spec, prompt_length),
         "rungs": worthwhile_rungs(flops, architecture, mesh) if tuning.rollout_rungs is None else tuning.rollout_rungs,
         "lanes": Lanes(tuning.lanes) if tuning.lanes else default_lanes(mesh.size, platform, spec),
@@ -182,17 +178,17 @@ def make_parts(
 
     Parts with compiled programs are taken from ``programs``, where an equal run next to this one has made them.
     """
-    mesh, tokenizer, programs = inputs.mesh, inputs.tokenizer, programs or Programs()
+    mesh, programs = inputs.mesh, programs or Programs()
 
     def engine(completions: int, prompts: int) -> RolloutEngine:
-        of = (config.model, config.rollout, config.tuning, architecture, mesh, tokenizer, completions)
+        of = (config.rollout, config.tuning, architecture, mesh, inputs.texts.stop_ids, completions)
         numbers = engine_numbers(*of, prompt_length=config.data.max_prompt_length, prompts=prompts)
         return programs.get(partial(make_engine, architecture, mesh, config.model.compute_dtype), **numbers)
 
     sampled = replicate(make_sampling(config.rollout))
     parts = Parts(
         mesh=mesh,
-        tokenizer=tokenizer,
+        tokenizer=inputs.texts.tokenizer,
         loader=make_loader(inputs.train_prompts, prompts_per_step=config.data.prompts_per_step, seed=config.data.seed),
         engine=engine(config.rollout.n, config.run.steps * config.data.prompts_per_step),
         sampling=sampled,
@@ -247,7 +243,7 @@ def _evaluators(
             prompts=inputs.held_out,
             batch=config.eval.batch,
             mesh=inputs.mesh,
-            tokenizer=inputs.tokenizer,
+            tokenizer=inputs.texts.tokenizer,
             judge=inputs.scorer.correct,
             key=jax.random.key(replicate(np.uint32(config.run.seed))),
         )

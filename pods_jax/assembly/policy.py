@@ -89,7 +89,7 @@ def find_folders(path: str, revision: str | None = None) -> ModelFolders:
             is not a model.
         ValueError: The adapters' config is refused.
     """
-    folder = _find(path, revision)
+    folder = find_folder(path, revision)
     if not is_adapter_folder(folder):
         return ModelFolders(folder, None, folder, folder)
     base, key = read_lora(folder)[1], f"{folder / CONFIG_FILE}: base_model_name_or_path"
@@ -97,7 +97,7 @@ def find_folders(path: str, revision: str | None = None) -> ModelFolders:
         raise ConfigError(
             f"model.path={path} holds a model and adapters, which may belong to it or to {base.name}: give each its own folder"
         )
-    model = _find(base.name, base.revision, key)
+    model = find_folder(base.name, base.revision, key=key)
     if is_adapter_folder(model):
         raise ConfigError(f"{key}={base.name} holds adapters; supported: a model")
     tokenizer = folder if holds_tokenizer(folder) else model
@@ -117,7 +117,7 @@ def model_folder(path: str, revision: str | None = None) -> Path:
 
 def find_base(path: str, revision: str | None = None) -> Base:
     """Returns what adapters trained on ``model.path`` name as their base: a Hub id at its revision, or an absolute folder."""
-    folder = _find(path, revision)
+    folder = find_folder(path, revision)
     if is_adapter_folder(folder):
         base = read_lora(folder)[1]
         return find_base(base.name, base.revision)
@@ -125,7 +125,12 @@ def find_base(path: str, revision: str | None = None) -> Base:
     return Base(str(folder.resolve())) if local else Base(path, revision)
 
 
-def _find(path: str, revision: str | None, key: str = "model.path") -> Path:
+def find_folder(path: str, revision: str | None = None, *, key: str = "model.path") -> Path:
+    """Returns a local folder, the one of a bundled model, or that of a Hub id, which is downloaded.
+
+    Raises:
+        ConfigError: It is none of these; the message names ``key``.
+    """
     assets = resources.files("pods_jax") / "assets"
     folder = Path(str(assets / BUNDLED[path])) if path in BUNDLED else Path(path).expanduser()
     if folder.is_dir():

@@ -12,15 +12,18 @@ from typing import Any, Literal, cast
 import numpy as np
 from jaxtyping import Int32
 from jinja2 import TemplateError
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from pods_jax.data.examples import worked_turns
+from pods_jax.data.templates import default_template
 from pods_jax.json_file import read_object
 from pods_jax.problem import Problem
 from pods_jax.types import Prompt
 
 TEMPLATE_DATE = "26 Jul 2024"
 """Date for chat templates that write one (Llama 3), their own default; today's would change a run that is continued later."""
+SAMPLE = "What is 12 + 30?\n\nLet x = 3.5·10^2 (naïve, Größe, 数学), so <think>x\t> 7</think> and \\boxed{42}  \N{ROCKET}"
+"""Words, digits, spaces, tags, LaTeX, and letters beyond ASCII."""
 
 
 @dataclass(frozen=True)
@@ -32,18 +35,36 @@ class PromptReport:
     longest: int
 
 
-def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+def load_tokenizer(path: str | Path, *, key: str = "model.path", model: Path | None = None) -> PreTrainedTokenizerBase:
     """Loads the tokenizer of a Hugging Face folder, without running code from it.
+
+    Args:
+        path: The folder.
+        key: Configuration key that named it, for the error message.
+        model: Folder of a model next to whose ``config.json`` it will lie, which may decide how transformers reads its files.
 
     Raises:
         ValueError: The folder is missing, or holds no tokenizer that transformers can read.
     """
     if not Path(path).is_dir():
-        raise ValueError(f"model.path={str(path)!r} is not a folder")
+        raise ValueError(f"{key}={str(path)!r} is not a folder")
     try:
-        return AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, local_files_only=True)
+        config = {} if model is None else {"config": AutoConfig.from_pretrained(str(model), trust_remote_code=False)}
+        return AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, local_files_only=True, **config)
     except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"model.path={str(path)!r} holds no readable tokenizer: {error}") from error
+        raise ValueError(f"{key}={str(path)!r} holds no readable tokenizer: {error}") from error
+
+
+def tokenizer_difference(ours: PreTrainedTokenizerBase, theirs: PreTrainedTokenizerBase) -> str | None:
+    """Returns in what two tokenizers differ, or None: the encoding of a sample, special tokens, the chat template."""
+    for what, one, other in (
+        ("encoding of a sample", ours(SAMPLE)["input_ids"], theirs(SAMPLE)["input_ids"]),
+        ("special tokens", ours.special_tokens_map, theirs.special_tokens_map),
+        ("chat template", default_template(ours), default_template(theirs)),
+    ):
+        if one != other:
+            return what
+    return None
 
 
 def eos_ids(tokenizer: PreTrainedTokenizerBase, path: str | Path) -> tuple[int, ...]:

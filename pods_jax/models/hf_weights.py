@@ -90,6 +90,7 @@ def export_folder(
     overwrite: bool = False,
     tokenizer_folder: Path | None = None,
     generation_folder: Path | None = None,
+    files: Mapping[str, str] | None = None,
 ) -> None:
     """Writes a Hugging Face folder that transformers loads: weights, config and the tokenizer files of the source.
 
@@ -107,6 +108,7 @@ def export_folder(
         overwrite: Replace an earlier export; without it an existing target is refused.
         tokenizer_folder: Folder of the tokenizer where it isn't the source's.
         generation_folder: Folder of ``generation_config.json`` where it isn't the source's.
+        files: Texts by the names of files that are written in place of the copied ones.
 
     Raises:
         FileExistsError: The target exists and ``overwrite`` is off, or it isn't a model folder.
@@ -123,6 +125,8 @@ def export_folder(
         partial.mkdir(parents=True)
         copy_side_files(source, partial, tokenizer=tokenizer_folder, generation=generation_folder)
         _write_config(source, partial, file_dtype)
+        for name, text in (files or {}).items():
+            (partial / name).write_text(text, encoding="utf-8")
     try:
         _write_weights(arrays, spec, partial, file_dtype, shard_bytes, writes)
     except ValueError:

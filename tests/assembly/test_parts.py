@@ -13,7 +13,6 @@ from pods_jax.assembly.policy import make_architecture
 from pods_jax.config.entries import Config
 from pods_jax.config.fields import ConfigError
 from pods_jax.config.sections import DataConfig, ModelConfig, RolloutConfig, SelectionConfig, TuningConfig
-from pods_jax.data.prompts import load_tokenizer
 from pods_jax.devices.sharding import make_mesh
 from pods_jax.models.families import read_spec
 from pods_jax.rollout.programs import DecodeState, SharedPrompts
@@ -22,7 +21,7 @@ from pods_jax.types import PromptBatch
 
 
 def engine_of(config, architecture, mesh, completions):
-    of = (config.model, config.rollout, config.tuning, architecture, mesh, load_tokenizer(config.model.path), completions)
+    of = (config.rollout, config.tuning, architecture, mesh, [2], completions)
     numbers = engine_numbers(*of, prompt_length=8, prompts=4)
     return make_engine(architecture, mesh, config.model.compute_dtype, **numbers)
 
@@ -92,8 +91,7 @@ def test_engines_are_told_apart_by_all_that_they_are_made_from(tiny_model):
     """The longest prompt decides how many rows share one: a run with longer prompts may not take over another's engine."""
     mesh = make_mesh((1, 1, 1), jax.devices()[:1])
     architecture = make_architecture(ModelConfig(), read_spec(tiny_model), mesh)
-    model, tokenizer = ModelConfig(path=str(tiny_model)), load_tokenizer(tiny_model)
-    of = (model, RolloutConfig(), TuningConfig(), architecture, mesh, tokenizer, 8)
+    of = (RolloutConfig(), TuningConfig(), architecture, mesh, [2], 8)
     programs, make = Programs(), partial(make_engine, architecture, mesh, "float32")
     short, long, again = (programs.get(make, **engine_numbers(*of, prompt_length=n, prompts=4)) for n in (1, 4096, 1))
     assert short is not long

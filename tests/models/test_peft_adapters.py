@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from pods_jax.assembly.exporting import check_tokens
 from pods_jax.assembly.policy import ModelFolders, find_base, find_folders, load_policy, make_lora, model_folder
+from pods_jax.assembly.texts import find_texts
 from pods_jax.config.entries import Config
 from pods_jax.config.fields import ConfigError
 from pods_jax.config.sections import LoraConfig, ModelConfig
@@ -136,7 +137,7 @@ def test_adapters_of_a_hub_model_record_its_id_and_revision_and_load_on_it(revis
 def test_a_run_exports_the_revision_of_its_hub_model(base, spec, tmp_path, hub):
     config = Config(model=ModelConfig(path="owner/model", revision="v1.0"), lora=LoraConfig(rank=2))
     architecture, params = load_policy(config.model, make_mesh((1, 1, 1), jax.devices()[:1]), lora=make_lora(config.lora))
-    _export(config, architecture, params, tmp_path)
+    _export(config, find_texts(config.model, config.data), architecture, params, tmp_path)
     assert set(hub) == {("owner/model", "v1.0")}
     assert json.loads((tmp_path / "adapter" / CONFIG_FILE).read_text())["revision"] == "v1.0"
     assert (tmp_path / "export" / "model.safetensors").is_file()
@@ -360,7 +361,7 @@ def test_both_exports_carry_the_folders_own_tokenizer(own_texts, tiny_model, tmp
     (own_texts / "chat_template.jinja").write_text("{{ messages[0].content }}!")
     config = Config(model=ModelConfig(path=str(own_texts)))
     architecture, params = load_policy(config.model, make_mesh((1, 1, 1), jax.devices()[:1]))
-    _export(config, architecture, params, tmp_path / "run")
+    _export(config, find_texts(config.model, config.data), architecture, params, tmp_path / "run")
     for export in (tmp_path / "run" / "adapter", tmp_path / "run" / "export"):
         for name in ("chat_template.jinja", "generation_config.json"):
             assert (export / name).read_text() == (own_texts / name).read_text(), name
