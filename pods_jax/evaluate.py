@@ -35,6 +35,7 @@ from pods_jax.data.prompts import eos_ids, load_tokenizer
 from pods_jax.devices.compiling import keep_compiled
 from pods_jax.devices.sharding import replicate
 from pods_jax.evaluator import Evaluator, Verdicts
+from pods_jax.models.families import read_spec
 from pods_jax.problem import Problem
 from pods_jax.rewards.answers import vote
 from pods_jax.rollout.engine import RolloutEngine
@@ -66,6 +67,7 @@ def _evaluate(config: EvaluateConfig, out_file: Path | None) -> dict[str, float]
     mesh = find_mesh(config)
     source = find_policy(config.model)
     folders = find_folders(source.model.path, source.model.revision)
+    read_spec(folders.model)  # a malformed config is refused before the tokenizer's library trips over it
     tokenizer = load_tokenizer(folders.tokenizer)
     for line in stop_lines(tokenizer, eos_ids(tokenizer, folders.generation), folders.generation):
         print(line)

@@ -91,11 +91,12 @@ def find_inputs(config: Config) -> Inputs:
     folder = run_folder(config)
     resumed = progress_of(config)
     folders = find_folders(config.model.path, config.model.revision)
+    spec = read_spec(folders.model)  # first, for reading a tokenizer also reads the config, and trips over a malformed one
     tokenizer = load_tokenizer(folders.tokenizer)
     for line in stop_lines(tokenizer, eos_ids(tokenizer, folders.generation), folders.generation):
         print(line)
     train_prompts, held_out = load_prompts(config.data, tokenizer)
-    _check_fit(config, read_spec(folders.model), [*train_prompts, *held_out])
+    _check_fit(config, spec, [*train_prompts, *held_out])
     return Inputs(folder, mesh, scorer, tokenizer, train_prompts, held_out, resumed)
 
 
