@@ -96,8 +96,16 @@ def _export(config: Config, architecture: Architecture, params: Any, folder: Pat
         base = find_base(config.model.path, config.model.revision)
         export_adapters(params, architecture.spec, architecture.lora, base, folder / "adapter", overwrite=True)
         params = jax.jit(partial(merge, scale=architecture.lora.scale))(params)
-    texts = {"tokenizer_folder": folders.tokenizer, "generation_folder": folders.generation}
-    export_folder(params, architecture.spec, folders.model, folder / "export", dtype=dtype, overwrite=True, **texts)
+    export_folder(
+        params,
+        architecture.spec,
+        folders.model,
+        folder / "export",
+        dtype=dtype,
+        overwrite=True,
+        tokenizer_folder=folders.tokenizer,
+        generation_folder=folders.generation,
+    )
     if jax.process_index() == 0:
         tokenizer = load_tokenizer(folders.tokenizer)
         if architecture.lora is not None:

@@ -173,10 +173,10 @@ def _check_kind(config: Mapping[str, Any]) -> None:
 
 
 def _lora(config: Mapping[str, Any]) -> LoraSpec:
-    rank, alpha, modules = (config.get(key) for key in ("r", "lora_alpha", "target_modules"))
+    rank, alpha, modules = config.get("r"), config.get("lora_alpha"), config.get("target_modules")
     if type(rank) is not int or rank < 1:
         raise ValueError(f"r={shown(rank)} must be an integer of at least 1")
-    if type(alpha) not in (int, float) or not math.isfinite(alpha):
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
         raise ValueError(f"lora_alpha={shown(alpha)} must be a number")
     if not isinstance(modules, list) or not modules or not all(name in list(_TARGETS) for name in modules):
         raise ValueError(f"target_modules={shown(modules)} is not supported; supported: a list of {', '.join(_TARGETS)}")
