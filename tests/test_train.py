@@ -359,13 +359,27 @@ def test_the_impossible_is_refused_before_anything_is_made(changes, words, argum
     assert not (workshop / "runs" / "refused").exists()
 
 
-def test_weights_that_do_not_fit_are_refused_before_the_run_folder_is_made(arguments, workshop, tiny_model, capsys):
-    broken = workshop / "broken_model"
+@pytest.mark.parametrize(
+    ("file", "change", "words"),
+    [
+        ("config.json", {"intermediate_size": 48}, "misshapen: model.layers.0.mlp.gate_proj.weight"),
+        ("config.json", {"rope_scaling": "linear"}, "config.json: rope_scaling='linear' must be an object"),
+        ("config.json", {"layer_types": 5}, "config.json: layer_types=5 must be a list"),
+        ("config.json", {"logits_scaling": 8.0}, "config.json: logits_scaling=8.0 may change the computation"),
+        ("generation_config.json", [2], "generation_config.json holds a JSON list, expected an object"),
+        ("model.safetensors.index.json", [], "holds both model.safetensors and model.safetensors.index.json"),
+        ("adapter_config.json", [], "adapter_config.json holds a JSON list, expected an object"),
+    ],
+)
+def test_a_model_folder_that_does_not_fit_is_refused_before_the_run_folder_is_made(
+    file, change, words, arguments, workshop, tiny_model, tmp_path, capsys
+):
+    broken = tmp_path / "broken_model"
     shutil.copytree(tiny_model, broken)
-    config = json.loads((broken / "config.json").read_text())
-    (broken / "config.json").write_text(json.dumps(config | {"intermediate_size": 48}))
+    before = json.loads((broken / file).read_text()) if isinstance(change, dict) else None
+    (broken / file).write_text(json.dumps(change if before is None else before | change))
     assert train.main(arguments("refused", model__path=broken)) == 2
-    assert "misshapen: model.layers.0.mlp.gate_proj.weight" in capsys.readouterr().err
+    assert words in capsys.readouterr().err
     assert not (workshop / "runs" / "refused").exists()
 
 

@@ -1,4 +1,4 @@
-"""From a Hugging Face folder to a policy on the mesh, and back."""
+"""Finds the folders of a model, and loads it as a policy on the mesh."""
 
 import re
 from dataclasses import dataclass, replace
@@ -211,7 +211,7 @@ def load_policy(
         mesh: Device mesh.
         layers: Layer loop, as ``tuning.layers``.
         remat: Recompute activations in the backward pass.
-        lora: New adapters beside the projections, or None; a folder of adapters brings its own.
+        lora: New adapters, or None; a folder of adapters brings its own.
         seed: Seed of new adapters.
 
     Returns:

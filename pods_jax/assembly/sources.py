@@ -24,7 +24,7 @@ class PolicySource:
         model: The model, with its tokenizer; of a run, the one that it started from.
         data: Which problems are asked, and how they become prompts; of a run, with its chat template.
         run: Run folder whose newest checkpoint holds the trained parameters, or None.
-        lora: Adapters that the run trains beside the model, or None.
+        lora: Adapters that the run trains, or None.
     """
 
     model: ModelConfig
@@ -73,7 +73,7 @@ def load_any_policy(source: PolicySource, mesh: Mesh, *, layers: str = "auto") -
         print(f"checkpoint of step {step} of {source.run}")
         architecture, params = load_policy(source.model, mesh, layers=layers, lora=source.lora)
         base = split_adapters(params)[1]
-        del params  # without adapters the model would lie beside the parameters that take its place
+        del params  # without adapters the model would take memory next to the parameters that take its place
         return architecture, join(checkpoints.restore_params(step, split_adapters(architecture.shapes)[0]), base)
     finally:
         checkpoints.close()

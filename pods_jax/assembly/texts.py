@@ -54,11 +54,13 @@ def find_texts(model: ModelConfig, data: DataConfig) -> Texts:
         ValueError: A file cannot be read, or the chat template has no such option.
     """
     folders = find_folders(model.path, model.revision)
+    # First, for a tokenizer's library also reads the config, and trips over a malformed one.
+    vocab_size = read_spec(folders.model).vocab_size
     if model.tokenizer is None:
         tokenizer = load_tokenizer(folders.tokenizer)
     else:
         folders = replace(folders, tokenizer=find_folder(model.tokenizer, key="model.tokenizer"))
-        tokenizer = _other_tokenizer(model, folders)
+        tokenizer = _other_tokenizer(model, folders, vocab_size)
     template = None if data.chat_template is None else read_template(data.chat_template)
     if template is not None:
         tokenizer = _with_template(tokenizer, template)
@@ -98,9 +100,8 @@ def _with_template(tokenizer: PreTrainedTokenizerBase, template: str) -> PreTrai
     return changed
 
 
-def _other_tokenizer(model: ModelConfig, folders: ModelFolders) -> PreTrainedTokenizerBase:
+def _other_tokenizer(model: ModelConfig, folders: ModelFolders, vocab_size: int) -> PreTrainedTokenizerBase:
     """Loads a tokenizer that is not the model's, as it will be read next to the model's config."""
-    vocab_size = read_spec(folders.model).vocab_size
     alone = load_tokenizer(folders.tokenizer, key="model.tokenizer")
     tokenizer = load_tokenizer(folders.tokenizer, key="model.tokenizer", model=folders.model)
     if what := tokenizer_difference(alone, tokenizer):

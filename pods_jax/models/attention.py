@@ -1,9 +1,9 @@
-"""Attention over a shared prompt: the prompt's keys and values exist once per group.
+"""Attention over a shared prompt, whose keys and values exist once per group.
 
-Three places attend: the prompt to itself, a group's completions to the prompt and to themselves (the update), and one new
-token per rollout (decoding). Each softmax runs over prompt and own part together, so the result equals plain attention over
-the concatenated sequence. Decoding has one form per backend (`DECODE_FORMS`): the cache layout and the way of multiplying
-are what a CPU and a TPU disagree about. All scores are float32.
+Attention is computed in three places: within a prompt, from a group's completions to their prompt and themselves (the update),
+and from one new token per rollout (decoding). Each softmax runs over the prompt's and the own part together, so the result
+equals plain attention over the concatenated sequence. Decoding has one form per backend (``DECODE_FORMS``), because CPUs and
+TPUs want other cache layouts and other products. All scores are float32.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ HIDDEN = -1e30
 
 
 def _grouped(q: Float[Array, "... Q H"], kv_heads: int) -> Float[Array, "... K G H"]:
-    """Splits query heads by the key-value head they read, scaled by ``1/sqrt(H)``."""
+    """Returns the queries scaled by ``1/sqrt(H)``, their heads split by the key-value head that they read."""
     *lead, q_heads, head = q.shape
     return (q * (head**-0.5)).astype(q.dtype).reshape(*lead, kv_heads, q_heads // kv_heads, head)
 
@@ -36,9 +36,9 @@ def _einsum(expression: str, a: Array, b: Array) -> Array:
 def prompt_attention(
     q_PLQH: Float[Array, "P L Q H"], k_PLKH: Float[Array, "P L K H"], v_PLKH: Float[Array, "P L K H"]
 ) -> Float[Array, "P L Q H"]:
-    """Causal attention of each prompt to itself.
+    """Returns the causal attention of each prompt to itself, in the dtype of the queries.
 
-    Padding lies to the right, so causality alone hides it from every valid query.
+    Padding lies on the right, so causality alone hides it from every valid query.
     """
     length = q_PLQH.shape[1]
     q = _grouped(q_PLQH, k_PLKH.shape[2])
@@ -56,7 +56,10 @@ def completion_attention(
     prompt_v_PLKH: Float[Array, "P L K H"],
     prompt_length_P: Int[Array, "P"],
 ) -> Float[Array, "P M C Q H"]:
-    """Attention of completion tokens to their group's prompt and, causally, to their own completion; one softmax over both."""
+    """Returns the attention of completion tokens to their group's prompt and, causally, to their own completion.
+
+    One softmax runs over both parts. Prompt keys beyond ``prompt_length_P`` are hidden.
+    """
     steps, prompt_steps = q_PMCQH.shape[2], prompt_k_PLKH.shape[1]
     q = _grouped(q_PMCQH, k_PMCKH.shape[3])
     on_prompt = _einsum("pmckgh,pskh->pmkgcs", q, prompt_k_PLKH)
@@ -73,13 +76,12 @@ def completion_attention(
 
 @dataclass(frozen=True)
 class DecodeForm:
-    """How one backend lays out the caches of one layer, and attends with one new token per rollout.
+    """How one backend lays out the caches of a layer, and how one new token per rollout attends to them.
 
-    When the token's keys and values are written decides whether the compiler keeps the caches in place. On matrix units the
-    caches are read-only while the token passes through the layers, and written afterwards (`write`), so that no layer waits for
-    an updated copy of its cache. On a CPU whose layers are unrolled they are written before they are read (in `attend`): a
-    later write would not be ordered after the reading, and the compiler would copy every cache at every token. With scanned
-    layers, whose caches are one stacked array, it is the other way round.
+    The forms differ in when they write the token's keys and values, since that decides whether the compiler updates the caches
+    in place or copies them. On matrix units ``write`` does it after all layers, so that no layer waits for an updated cache. On
+    a CPU with unrolled layers ``attend`` writes before it reads; with scanned layers, whose caches are one stacked array,
+    writing afterwards is in place.
 
     Attributes:
         prompt_cache: ``(k_PLKH, v_PLKH) -> prompt cache``.
@@ -100,9 +102,10 @@ class DecodeForm:
 def _softmax(
     scores: Sequence[Float[Array, "P ... keys"]], length_P: Int[Array, "P"], filled: Int[Array, ""]
 ) -> tuple[list[Float[Array, "P ... keys"]], Float[Array, "P ... 1"]]:
-    """One softmax over several parts: the exponentials of each, and the sum of all, by which they are yet to be divided.
+    """Returns one softmax over several parts: the exponentials of each part, and their total, which still has to divide them.
 
-    The parts are the prompt, the own tokens, of which ``filled`` are there, and where it is not among them the token itself.
+    The parts are the prompt's scores, those of the own tokens, of which ``filled`` exist, and those of the token itself where
+    it is not among the own tokens.
     """
     on_prompt, on_own, *on_self = scores
     in_prompt = jnp.arange(on_prompt.shape[-1])[None, :] < length_P[:, None]
@@ -254,7 +257,7 @@ ON_CPU = {"rows", "stacked_rows"}
 
 
 def decode_form(platform: str, unroll: bool) -> str:
-    """Name of the form that suits a backend and layer loop: ``rows`` or ``stacked_rows`` on a CPU, ``dots`` elsewhere."""
+    """Returns the name of the form for a backend and layer loop: ``rows`` or ``stacked_rows`` on a CPU, ``dots`` elsewhere."""
     if platform != "cpu":
         return "dots"
     return "rows" if unroll else "stacked_rows"

@@ -1,9 +1,9 @@
-"""The decoder: one set of parameters, five ways through it.
+"""The decoder-only transformer, with one set of parameters and five ways to run it.
 
-``__call__`` is the plain forward over whole sequences and the reference for the others; ``prefill`` and ``decode`` generate;
-``group_hidden`` is the update's forward, with each prompt once per group, and ``packed_hidden`` the same without the
-completions' padding. Parameters of all layers are stacked on a leading
-axis; the layer loop is a scan (fast to compile) or unrolled (fast to run on a CPU).
+``__call__`` is the plain forward pass over whole sequences, against which the tests hold the others. ``prefill`` and ``decode``
+generate. ``group_hidden`` is the update's forward pass, with each prompt computed once per group, and ``packed_hidden`` is the
+same without the completions' padding. Parameters of all layers are stacked on a leading axis; the loop over layers is a scan
+(fast to compile) or unrolled (fast to run on a CPU).
 """
 
 from collections.abc import Callable
@@ -30,9 +30,13 @@ Weights = dict[str, Array]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DecodeInputs:
-    """What the token loop reads at every token: layer weights and output head in their final form, and rotary positions.
+    """What ``decode`` reads at every token, made once outside the token loop.
 
-    ``tables_TP1h`` are the cosine and sine of T consecutive completion positions of each prompt, from ``begin`` (int32).
+    Attributes:
+        layers: Layer weights in the compute dtype, cut into layers where the loop is unrolled.
+        head_DV: Output head in the compute dtype.
+        tables_TP1h: Cosine and sine of T consecutive completion positions of each prompt.
+        begin: The first of these positions (int32).
     """
 
     layers: Any
@@ -93,7 +97,7 @@ class Decoder(nnx.Module):
         unroll: Unroll the layer loop instead of scanning it.
         remat: Recompute each layer's activations in the backward pass.
         form: Entry of ``attention.DECODE_FORMS``.
-        lora: Low-rank adapters beside the projections; None for a plain decoder.
+        lora: Low-rank adapters of the projections; None for a plain decoder.
     """
 
     def __init__(
@@ -123,14 +127,14 @@ class Decoder(nnx.Module):
     # --- the plain forward ---------------------------------------------------------------------------------------------------
 
     def __call__(self, tokens_PL: Int[Array, "P L"]) -> Float[Array, "P L V"]:
-        """Logits at every position of whole right-padded sequences."""
+        """Returns float32 logits at every position of right-padded sequences."""
         hidden_PLD, _ = self.prefill(tokens_PL)
         return self.logits(hidden_PLD)
 
     # --- generating ----------------------------------------------------------------------------------------------------------
 
     def prefill(self, tokens_PL: Int[Array, "P L"]) -> tuple[Float[Array, "P L D"], Any]:
-        """Final hidden states of right-padded prompts, and every layer's prompt cache."""
+        """Returns the final hidden states of right-padded prompts, and the prompt cache of every layer."""
         tables = rotary_tables(jnp.arange(tokens_PL.shape[1])[None], self.spec)
         prompt_cache = attention.DECODE_FORMS[self.form].prompt_cache
 
@@ -143,10 +147,9 @@ class Decoder(nnx.Module):
         return self._final(x), cache
 
     def decode_inputs(self, prompt_length_P: Int[Array, "P"], begin: int, end: int) -> DecodeInputs:
-        """What ``decode`` reads at the completion positions ``begin .. end - 1``, made once, outside the token loop.
+        """Returns what ``decode`` reads at the completion positions ``begin .. end - 1``.
 
-        Weights are cast, cut into layers and transposed. Left to the loop, a CPU would also compute the rotary tables anew for
-        every row and head of every layer.
+        Made inside the token loop, a CPU would compute the rotary tables anew for every row and head of every layer.
         """
         positions_TP = jnp.arange(begin, end)[:, None] + prompt_length_P[None]
         tables = rotary_tables(positions_TP[..., None], self.spec)
@@ -161,14 +164,14 @@ class Decoder(nnx.Module):
         cache: Any,
         filled: Int[Array, ""],
     ) -> tuple[Float[Array, "P N V"], Any]:
-        """One token of every rollout through all layers.
+        """Runs one token of every rollout through all layers.
 
         Args:
-            inputs: From ``decode_inputs``, for positions among which is ``filled``.
-            token_PN: The token that stands at completion position ``filled``.
-            prompt_length_P: Prompt lengths.
-            prompt_cache: From ``prefill``.
-            cache: Own keys and values, of which the first ``filled`` tokens are set.
+            inputs: What ``decode_inputs`` returned for positions that include ``filled``.
+            token_PN: The token at completion position ``filled``.
+            prompt_length_P: Prompt lengths in tokens.
+            prompt_cache: What ``prefill`` returned.
+            cache: The rollouts' own keys and values, of which the first ``filled`` tokens are set.
             filled: Number of completion tokens before this one.
 
         Returns:
@@ -192,7 +195,7 @@ class Decoder(nnx.Module):
         return _logits(self._final(x), inputs.head_DV), cache
 
     def empty_cache(self, prompts: int, rollouts: int, capacity: int) -> Any:
-        """Own caches of all layers with room for ``capacity`` tokens of each rollout."""
+        """Returns empty own caches of all layers, with room for ``capacity`` tokens of each rollout."""
         spec = self.spec
         empty = attention.DECODE_FORMS[self.form].empty_cache
 
@@ -202,12 +205,12 @@ class Decoder(nnx.Module):
         return tuple(one(i) for i in range(spec.layers)) if self.unroll else jax.vmap(one)(jnp.arange(spec.layers))
 
     def grow_cache(self, cache: Any, capacity: int) -> Any:
-        """The same caches with room for ``capacity`` tokens."""
+        """Returns the same caches with room for ``capacity`` tokens."""
         grow = attention.DECODE_FORMS[self.form].grow
         return self.each_layer(lambda own: grow(own, capacity), cache)
 
     def each_layer(self, change: Callable[[Any], Any], cache: Any) -> Any:
-        """Own or prompt caches of all layers, each layer's changed alike."""
+        """Returns the own or prompt caches after ``change`` has been applied to each layer's."""
         return tuple(map(change, cache)) if self.unroll else jax.vmap(change)(cache)
 
     # --- the update's forward ------------------------------------------------------------------------------------------------
@@ -218,10 +221,10 @@ class Decoder(nnx.Module):
         prompt_length_P: Int[Array, "P"],
         tokens_PMC: Int[Array, "P M C"],
     ) -> Float[Array, "P M C D"]:
-        """Hidden states that predict each completion token, with every prompt computed once per group.
+        """Returns the final hidden states that predict each completion token, with every prompt computed once per group.
 
-        All tokens of a group lie in one row ``[prompt | completion 1 | ... | completion M]`` for the token-wise parts, so a
-        group costs ``L + M*C`` tokens. The state for completion token 0 is the prompt's last, for token t that of token t-1.
+        For the token-wise parts a group is one row ``[prompt | completion 1 | ... | completion M]`` of ``L + M*C`` tokens. The
+        state that predicts completion token 0 is the prompt's last; that for token t is the state of token t-1.
         """
         prompts, kept, steps = tokens_PMC.shape
         length = prompt_PL.shape[1]
@@ -248,7 +251,7 @@ class Decoder(nnx.Module):
         tokens_PMC: Int[Array, "P M C"],
         layout: Packing,
     ) -> Float[Array, "S T D"]:
-        """The states of ``group_hidden`` for the tokens of a layout alone, in its places: completions cost what they are long.
+        """Returns the states of ``group_hidden`` for the tokens of a layout, without computing the completions' padding.
 
         The layout's rows are the groups' completions in order, ``P * M / S`` of each shard.
         """
@@ -292,7 +295,7 @@ class Decoder(nnx.Module):
         split: Callable[[Array], tuple[Array, Array]],
         join: Callable[[Array, Array], Array],
     ) -> Float[Array, "S T D"]:
-        """Prompts and completions that lie in common rows through all layers; attention sees them apart."""
+        """Runs rows of prompts and completions through all layers; ``split`` and ``join`` part them for attention alone."""
         tables = rotary_tables(positions, self.spec)
 
         def layer(x, w, _):
@@ -308,11 +311,11 @@ class Decoder(nnx.Module):
     # --- pieces --------------------------------------------------------------------------------------------------------------
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
-        """Float32 logits of final hidden states."""
+        """Returns the float32 logits of final hidden states."""
         return _logits(hidden, self.head_DV())
 
     def head_DV(self) -> Float[Array, "D V"]:
-        """The output head in the compute dtype; the embedding's transpose when tied."""
+        """Returns the output head in the compute dtype, which is the embedding's transpose in a tied decoder."""
         head = jnp.einsum("vd->dv", self.embed.get_value()) if self.spec.tied else self.head.get_value()
         return head.astype(self.compute_dtype)
 
@@ -323,7 +326,7 @@ class Decoder(nnx.Module):
         return constrain(x, ("prompts", "tokens", "width"))
 
     def _project(self, w: Weights, x: Array, tables: tuple[Array, Array]) -> tuple[Array, Array, Array]:
-        """Queries, keys and values of every token, heads normalised (Qwen3) and rotated."""
+        """Returns queries, keys and values of every token; queries and keys are normalised (Qwen3) and rotated."""
         spec = self.spec
         h = rms_norm(x, w["input_norm"], spec.norm_eps)
         q, k, v = (self._product(h, w, name) for name in ("q", "k", "v"))
@@ -334,7 +337,7 @@ class Decoder(nnx.Module):
         return rotate(q, *tables), rotate(k, *tables), v
 
     def _close(self, w: Weights, x: Array, attended: Array) -> Array:
-        """The rest of a layer: output projection and MLP, each added to the residual stream."""
+        """Returns the layer's output: attention's projection and the MLP, each added to the residual stream ``x``."""
         x = x + self._product(attended, w, "o")
         h = rms_norm(x, w["post_norm"], self.spec.norm_eps)
         # Gated MLP: GLU Variants Improve Transformer, arXiv 2002.05202, equation 6 (SwiGLU).
@@ -342,9 +345,9 @@ class Decoder(nnx.Module):
         return x + self._product(gated, w, "down")
 
     def _product(self, x: Array, w: Weights, name: str) -> Array:
-        """One projection of every token.
+        """Returns one projection of every token.
 
-        On a CPU with all token axes as one: contracting two of them, as a weight's gradient does, makes XLA write a transposed
+        On a CPU all token axes become one first: a weight's gradient contracts them, and over two axes XLA writes a transposed
         copy of the activations element by element, which costs more than the product.
         """
         if self.form not in attention.ON_CPU:
@@ -357,7 +360,7 @@ class Decoder(nnx.Module):
         return rms_norm(x, self.final_norm.get_value().astype(self.compute_dtype), self.spec.norm_eps)
 
     def _cast_layers(self) -> Any:
-        """Layer parameters in the compute dtype: stacked for the scan, or a list of one dict per layer."""
+        """Returns the layers' parameters in the compute dtype: stacked for the scan, or a list of one dict per layer."""
         stacked = nnx.to_pure_dict(nnx.state(self.layers))
         cast = jax.tree.map(lambda a: a.astype(self.compute_dtype), stacked)
         return unstack(cast, self.spec.layers) if self.unroll else cast
@@ -365,7 +368,7 @@ class Decoder(nnx.Module):
     def _through_layers(
         self, layer: Callable[[Array, Weights, Any], tuple[Array, Any]], x: Array, weights: Any, per_layer: Any = None
     ) -> tuple[Array, Any]:
-        """Carries ``x`` through all layers; ``per_layer`` and outputs are stacked (scan) or tuples of layers."""
+        """Runs ``x`` through all layers; ``per_layer`` and the outputs are stacked (scan) or tuples of layers (unrolled)."""
         layer = jax.checkpoint(layer) if self.remat else layer
         if not self.unroll:
             return jax.lax.scan(lambda x, inputs: layer(x, *inputs), x, (weights, per_layer))
@@ -382,9 +385,9 @@ def _logits(hidden: Float[Array, "... D"], head_DV: Float[Array, "D V"]) -> Floa
 
 
 def unstack(stacked: Any, layers: int) -> list[Any]:
-    """Cuts a tree of stacked arrays into one tree per layer.
+    """Returns a list of one tree per layer from a tree of stacked arrays.
 
-    Uses ``split``, whose transpose is one concatenation: slices would each be padded to the whole stack in the backward pass.
+    It uses ``split``, whose transpose is one concatenation: the backward pass would pad each slice to the whole stack.
     """
     leaves, structure = jax.tree.flatten(stacked)
     split = [jax.lax.split(leaf, (1,) * layers) for leaf in leaves]

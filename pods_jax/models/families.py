@@ -1,7 +1,7 @@
-"""From a Hugging Face ``config.json`` to a ``DecoderSpec``: the first thing read when a model is loaded.
+"""Reads a Hugging Face ``config.json`` as a ``DecoderSpec``, the first step of loading a model.
 
-The file is read as plain JSON, so that what the checkpoint says is what is checked, and no library default slips in between.
-Whatever would change the arithmetic and is not implemented is refused by name; a new family is one entry in ``FAMILIES``.
+The file is read as plain JSON, so that no default of a library slips in. Whatever would change the logits and is not
+implemented is refused by name. A new family is one entry in ``FAMILIES``.
 """
 
 from collections.abc import Mapping
@@ -17,14 +17,14 @@ from pods_jax.models.spec import DecoderSpec
 
 @dataclass(frozen=True)
 class Family:
-    """What an architecture fixes without saying so in its config.
+    """What an architecture computes without saying so in its config.
 
     Attributes:
         model_type: The ``model_type`` of its configs.
-        qkv_bias: Biases on the q, k and v projections.
-        qk_norm: RMSNorm over each head of q and k.
+        qkv_bias: The q, k and v projections have biases.
+        qk_norm: RMSNorm runs over each head of q and k.
         head_dim_required: ``head_dim`` must be given; elsewhere an absent one means width / query heads.
-        windows: Its configs know sliding windows, which ``use_sliding_window`` switches on.
+        windows: ``sliding_window`` may be given, and counts only where ``use_sliding_window`` is true.
     """
 
     model_type: str
@@ -42,17 +42,11 @@ FAMILIES: dict[str, Family] = {
 
 
 def read_config(folder: Path | str) -> dict[str, Any]:
-    """Reads ``config.json`` of a Hugging Face folder.
-
-    Args:
-        folder: Folder that holds ``config.json``.
-
-    Returns:
-        The parsed JSON object.
+    """Returns the JSON object in ``config.json`` of a Hugging Face folder.
 
     Raises:
-        FileNotFoundError: There is no such folder or no ``config.json`` in it.
-        ValueError: The file isn't a JSON object.
+        FileNotFoundError: There is no such folder, or no ``config.json`` in it.
+        ValueError: The file is no JSON object.
     """
     path = Path(folder) / "config.json"
     if not path.is_file():
@@ -61,17 +55,11 @@ def read_config(folder: Path | str) -> dict[str, Any]:
 
 
 def read_spec(folder: Path | str) -> DecoderSpec:
-    """Reads the decoder's shape from a Hugging Face folder.
-
-    Args:
-        folder: Folder that holds ``config.json``.
-
-    Returns:
-        The spec.
+    """Returns the shape of the decoder in a Hugging Face folder.
 
     Raises:
         FileNotFoundError: There is no ``config.json``.
-        ValueError: As ``spec_from_config``, naming the file.
+        ValueError: The file is refused, as by ``spec_from_config``; the message begins with its name.
     """
     config = read_config(folder)
     try:
@@ -81,19 +69,17 @@ def read_spec(folder: Path | str) -> DecoderSpec:
 
 
 def spec_from_config(config: Mapping[str, Any]) -> DecoderSpec:
-    """Translates a Hugging Face config, of transformers 4 (``rope_theta``, ``rope_scaling``) or 5 (``rope_parameters``).
+    """Returns the shape of the decoder that a config of transformers 4 or 5 describes.
 
-    ``tie_word_embeddings`` absent means untied, as in every family of the table; a wrong guess cannot pass unseen, because the
-    weights then lack or hold an unexpected output head.
+    An absent ``tie_word_embeddings`` means untied, as in every family of the table. A wrong guess would be noticed, since the
+    weights would then lack the output head.
 
     Args:
         config: The parsed ``config.json``.
 
-    Returns:
-        The spec.
-
     Raises:
-        ValueError: A key is missing, impossible or not supported; the message names key, value and what is supported.
+        ValueError: A field is missing, impossible, not supported or not known, or two of them disagree; the message is one line
+            with their names and values.
     """
     family = _family(config)
     check_fields(config, windows=family.windows)
@@ -124,7 +110,7 @@ def spec_from_config(config: Mapping[str, Any]) -> DecoderSpec:
 
 
 def _family(config: Mapping[str, Any]) -> Family:
-    """Looks the architecture up; ``model_type`` must be its own, and decides alone where no architecture is named."""
+    """Returns the family of the architecture, whose ``model_type`` must fit; without an architecture that alone decides."""
     architectures, by_type = config.get("architectures"), {family.model_type: family for family in FAMILIES.values()}
     if not architectures and architectures in (None, []):
         if (model_type := required(config, "model_type")) not in list(by_type):

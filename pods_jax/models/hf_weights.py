@@ -1,9 +1,9 @@
-"""Weights in and out of a Hugging Face folder: each row of ``weight_table.py`` reads a tensor, and writes it.
+"""Reads the weights of a Hugging Face folder, and writes them as one.
 
-Loading comes right after ``families.read_spec``; exporting is the last thing a run does. Names and shapes are all checked on
-the file headers, before any data is read or memory is taken. Data then moves tensor by tensor, each into its place in the
-stacked array on the devices, so that the host holds one tensor of the file at a time, and no stacked array but small ones.
-When exporting it holds one stacked array (all layers of one projection) and one file.
+Loading comes right after ``families.read_spec``; exporting is the last thing a run does. All names and shapes are checked on
+the headers of the files before any memory is taken. Then each tensor goes into its place in the stacked array on the devices,
+so that the host holds one tensor at a time. While exporting it holds one stacked array (all layers of one projection) and one
+file. ``weight_table.py`` says which tensor becomes which array.
 """
 
 import json
@@ -50,25 +50,25 @@ _IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 def load_params(
     folder: Path | str, spec: DecoderSpec, *, dtype: DTypeLike, sharding_of: ShardingOf | None = None
 ) -> dict[str, Any]:
-    """Reads the weights of a Hugging Face folder, ``model.safetensors`` or the shard files of its index, tensor by tensor.
+    """Reads the weights of a Hugging Face folder, tensor by tensor, to their shards.
 
-    Beside the arrays themselves, the host holds one tensor of the file and what becomes of it on the way to its shards: its
-    pages of the file, a copy in the array's order and dtype. Arrays without layers are the largest tensors and come first,
-    when the others take no memory yet.
+    Next to the arrays the host holds one tensor: its pages of the file, and a copy in the array's order and dtype. Arrays
+    without layers are the largest tensors and come first, when the others take no memory yet.
 
     Args:
         folder: Hugging Face folder.
         spec: The decoder's shape, as ``read_spec`` gives it for this folder.
-        dtype: Dtype of the arrays, whichever of float32, bfloat16 and float16 the file holds.
+        dtype: Dtype of the arrays: float32, bfloat16 or float16, whichever of them the file holds.
         sharding_of: Gives the sharding of an array by its path; the layer axis stays whole. Default: the default device.
 
     Returns:
-        The parameter tree of the module docstring.
+        The parameter tree that ``weight_table.py`` describes.
 
     Raises:
         FileNotFoundError: The folder holds no safetensors weights, or lacks a shard file.
-        ValueError: A tensor is unmapped, missing, repeated, misshapen or of another dtype (all are listed, with file and
-            shape), or a tied model's file holds an output head that differs from the embedding.
+        ValueError: A tensor is unmapped, missing, repeated, misshapen, of another dtype or elsewhere than the index says (all
+            are listed, with file and shape); one is not finite in ``dtype``; or a tied model's file holds an output head that
+            differs from the embedding.
     """
     folder, array_dtype = Path(folder), _float_dtype(dtype)
     source = _checked_sources(find_weight_files(folder), spec, folder)
@@ -94,11 +94,11 @@ def export_folder(
 ) -> None:
     """Writes a Hugging Face folder that transformers loads: weights, config and the tokenizer files of the source.
 
-    Everything is written beside the target and renamed at the end, so that a killed export leaves no half folder behind. With
-    several processes all must call this; the first one writes.
+    Everything is written next to the target and renamed at the end, so that a killed export leaves no half folder behind. All
+    processes must call this; the first one writes.
 
     Args:
-        params: The parameter tree of the module docstring.
+        params: The parameter tree that ``weight_table.py`` describes.
         spec: The decoder's shape.
         source_folder: The folder that the model came from; its config (with the new dtype), tokenizer files and generation
             config are kept.
@@ -146,7 +146,7 @@ def _float_dtype(dtype: DTypeLike) -> np.dtype:
 
 
 def _checked_sources(found: WeightFiles, spec: DecoderSpec, folder: Path) -> dict[str, Path]:
-    """Maps each tensor name to the file that holds it, after all headers have been checked against the table and the index."""
+    """Returns the file that holds each tensor, after all headers have been checked against the table and the index."""
     sizes = axis_sizes(spec)
     expected = {name: row.file_shape(sizes) for row in tensors_of(spec) for name in row.file_names(spec)}
     allowed = {HEAD: expected[EMBED], **expected} if spec.tied else expected
@@ -173,7 +173,7 @@ def _checked_sources(found: WeightFiles, spec: DecoderSpec, folder: Path) -> dic
 
 
 def _index_problems(found: WeightFiles, holders: Mapping[str, Path]) -> list[str]:
-    """Where the index and the files say different things of a tensor; programs differ in which they believe."""
+    """Returns where the index and the files disagree about a tensor; programs differ in which of them they believe."""
     if found.index is None:
         return []
     problems = [f"index: {name} in {file.name} has no entry" for name, file in holders.items() if name not in found.index]
@@ -194,7 +194,7 @@ def _check_tied_head(source: Mapping[str, Path]) -> None:
 
 
 def _load(row: Tensor, source: Mapping[str, Path], spec: DecoderSpec, dtype: np.dtype, sharding: Sharding | None) -> jax.Array:
-    """Reads one array, layer by layer into its place on the devices."""
+    """Returns one array, read layer by layer into its place on the devices."""
     sizes, names = axis_sizes(spec), row.file_names(spec)
 
     def read(name: str) -> np.ndarray:
@@ -218,7 +218,7 @@ def _load(row: Tensor, source: Mapping[str, Path], spec: DecoderSpec, dtype: np.
 
 
 def _put(array: np.ndarray, sharding: Sharding | None) -> jax.Array:
-    """The array on its shards; all processes give the same one."""
+    """Returns the array on its shards; all processes pass the same one."""
     if sharding is None:
         return jnp.asarray(array)
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
@@ -277,7 +277,7 @@ def _write_config(source: Path, target: Path, dtype: np.dtype) -> None:
 def _write_weights(
     arrays: Mapping[Keys, Any], spec: DecoderSpec, folder: Path, dtype: np.dtype, shard_bytes: int, writes: bool
 ) -> None:
-    """Writes the weight files, array by array, so that no more than one stacked array and one file are held."""
+    """Writes the weight files array by array, so that the host holds one stacked array and one file at most."""
     plan = _plan_files(spec, dtype, shard_bytes)
     sizes, shard, total = axis_sizes(spec), {}, 0
     last_of = {file: name for name, file in plan.items()}
@@ -302,7 +302,7 @@ def _write_weights(
 
 
 def _plan_files(spec: DecoderSpec, dtype: np.dtype, shard_bytes: int) -> dict[str, str]:
-    """Which file each tensor goes to: files are filled in order, each with at least one tensor."""
+    """Returns the file that each tensor goes to: files are filled in order, each with at least one tensor."""
     sizes, number, held, numbers = axis_sizes(spec), 1, 0, {}
     for row in tensors_of(spec):
         size = int(np.prod(row.file_shape(sizes))) * dtype.itemsize

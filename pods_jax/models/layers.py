@@ -1,4 +1,4 @@
-"""Token-wise pieces of a decoder layer: RMSNorm and rotary positions."""
+"""The pieces of a decoder layer that look at one token at a time: RMSNorm and rotary positions."""
 
 import math
 
@@ -10,7 +10,7 @@ from pods_jax.models.spec import DecoderSpec, Llama3Rope
 
 
 def rms_norm(x: Float[Array, "... D"], scale: Float[Array, "D"], eps: float) -> Float[Array, "... D"]:
-    """``x / sqrt(mean(x^2) + eps) * scale``, computed in float32 and returned in the dtype of ``x``.
+    """Returns ``x / sqrt(mean(x^2) + eps) * scale``, computed in float32, in the dtype of ``x``.
 
     Reference: Root Mean Square Layer Normalization, arXiv 1910.07467, equation 4.
     """
@@ -20,7 +20,7 @@ def rms_norm(x: Float[Array, "... D"], scale: Float[Array, "D"], eps: float) -> 
 
 
 def rotary_frequencies(spec: DecoderSpec) -> Float[Array, "half"]:
-    """Angle per position of each rotated pair, in radians: ``theta^(-2i/H)``, rescaled for Llama 3.1 and later."""
+    """Returns the angle per position of each rotated pair, in radians: ``theta^(-2i/H)``, rescaled for Llama 3.1 and later."""
     exponent = jnp.arange(0, spec.head_size, 2, dtype=jnp.float32) / spec.head_size
     frequency = 1.0 / (spec.rope_theta**exponent)
     return frequency if spec.rope_scaling is None else _llama3(frequency, spec.rope_scaling)
@@ -37,7 +37,7 @@ def _llama3(frequency: Float[Array, "half"], scaling: Llama3Rope) -> Float[Array
 
 
 def rotary_tables(positions: Int[Array, "..."], spec: DecoderSpec) -> tuple[Float[Array, "... half"], Float[Array, "... half"]]:
-    """Cosine and sine of every position's angles, shared by all layers of a forward pass."""
+    """Returns the float32 cosine and sine of every position's angles, which all layers of a forward pass share."""
     angle = positions[..., None].astype(jnp.float32) * jnp.expand_dims(rotary_frequencies(spec), tuple(range(positions.ndim)))
     return jnp.cos(angle), jnp.sin(angle)
 
@@ -45,7 +45,9 @@ def rotary_tables(positions: Int[Array, "..."], spec: DecoderSpec) -> tuple[Floa
 def rotate(
     x: Float[Array, "... heads H"], cosine: Float[Array, "... half"], sine: Float[Array, "... half"]
 ) -> Float[Array, "... heads H"]:
-    """Rotary position embedding in the half-split layout of Hugging Face checkpoints (first half pairs with second).
+    """Returns ``x`` rotated by its positions' angles, in the dtype of ``x``.
+
+    Each value of a head's first half is paired with one of the second half, as in Hugging Face checkpoints.
 
     Reference: RoFormer, arXiv 2104.09864, equation 34.
     """

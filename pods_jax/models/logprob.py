@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies of tokens without an array of all logits: the output head runs in chunks of tokens."""
+"""Log-probabilities and entropies of tokens; the output head runs in chunks, so that no array holds all logits."""
 
 import math
 
@@ -17,20 +17,22 @@ def token_logp(
     shards: int = 1,
     entropy_gradient: bool = False,
 ) -> tuple[Float[Array, "P M C"], Float[Array, "P M C"]]:
-    """``log softmax(hidden head / temperature)[token]`` and the entropy of that softmax, in float32.
+    """Returns the log-probability of each token, and the entropy of the distribution that predicts it.
+
+        log softmax(hidden head / temperature)[token]
 
     Args:
         hidden_PMCD: Final hidden states that predict the tokens.
         head_DV: Output head.
         tokens_PMC: Tokens to score.
         temperature: Divides the logits.
-        logit_chunk: Most logits held at once by one device; sets how many tokens of every group a chunk has (at least one).
-            The backward pass recomputes each chunk's logits, so that memory follows neither the rollouts nor their lengths.
+        logit_chunk: Most logits that one device holds at once, which sets how many tokens of every group a chunk has (at least
+            one). The backward pass recomputes each chunk's logits.
         shards: Devices over which groups and vocabulary are spread.
         entropy_gradient: Whether the gradient flows through the entropies; False spares computing it.
 
     Returns:
-        Log-probabilities and entropies, in nats.
+        Log-probabilities and entropies, float32, in nats.
     """
     prompts, kept, steps, width = hidden_PMCD.shape
     # A group's rollouts lie on one device, so its tokens can be cut anywhere without communication.

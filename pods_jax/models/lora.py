@@ -1,8 +1,8 @@
-"""Low-rank adapters: which projections can carry one, their shapes, and how a tree is parted into trained and frozen.
+"""Low-rank adapters: which projections can have one, their shapes, and how they are told from the frozen weights.
 
-An adapted projection computes ``x W + (alpha / rank) x A B``. Adapters of all layers are stacked like the weights beside which
-they stand in the tree: ``layers.q_lora_a`` and ``layers.q_lora_b`` beside ``layers.q``. B starts at zero, so the adapted model
-starts equal to its base.
+An adapted projection computes ``x W + (alpha / rank) x A B``. In the parameter tree the adapters of all layers are stacked and
+stand next to their weights: ``layers.q_lora_a`` and ``layers.q_lora_b`` next to ``layers.q``. B starts at zero, so the adapted
+model starts equal to its base.
 
 Reference: LoRA: Low-Rank Adaptation of Large Language Models, arXiv 2106.09685, equation 3.
 """
@@ -23,7 +23,14 @@ A, B = "_lora_a", "_lora_b"
 
 @dataclass(frozen=True)
 class Projection:
-    """Input and output dimensions of one projection, as einsum letters: d width, n heads, h head, f feed-forward."""
+    """The dimensions of one projection.
+
+    Attributes:
+        inputs: Input dimensions as einsum letters: d width, n heads, h head, f feed-forward.
+        outputs: Output dimensions in the same letters.
+        input_axes: Logical names of the input dimensions.
+        output_axes: Logical names of the output dimensions.
+    """
 
     inputs: str
     outputs: str
@@ -44,15 +51,15 @@ PROJECTIONS: dict[str, Projection] = {
 
 @dataclass(frozen=True)
 class LoraSpec:
-    """Rank, scale and place of the adapters.
+    """The adapters' rank, scale and projections.
 
     Attributes:
         rank: Columns of A and rows of B.
         alpha: The adapter's output is scaled by ``alpha / rank``.
-        targets: Entries of ``PROJECTIONS`` that carry an adapter.
+        targets: Entries of ``PROJECTIONS`` that have an adapter.
 
     Raises:
-        ValueError: the rank is below 1, or a target is unknown, missing or named twice.
+        ValueError: The rank is below 1, or a target is unknown or named twice, or there is none.
     """
 
     rank: int
@@ -67,12 +74,12 @@ class LoraSpec:
 
     @property
     def scale(self) -> float:
-        """``alpha / rank``."""
+        """The factor of the adapters' output, ``alpha / rank``."""
         return self.alpha / self.rank
 
 
 def sizes(spec: DecoderSpec, axes: Sequence[str]) -> tuple[int, ...]:
-    """Sizes of logical axes in a decoder of this shape."""
+    """Returns the sizes of logical axes in a decoder of this shape."""
     of = {
         "embed": spec.width,
         "q_heads": spec.q_heads,
@@ -84,7 +91,7 @@ def sizes(spec: DecoderSpec, axes: Sequence[str]) -> tuple[int, ...]:
 
 
 def project(x: Array, w: Mapping[str, Array], name: str, scale: float) -> Array:
-    """``x W`` of one layer, plus its adapter's part where ``w`` holds one."""
+    """Returns ``x W`` of one layer, plus ``scale x A B`` where ``w`` holds an adapter of that projection."""
     i, o = PROJECTIONS[name].inputs, PROJECTIONS[name].outputs
     out = jnp.einsum(f"...{i},{i}{o}->...{o}", x, w[name])
     if name + A not in w:
@@ -94,7 +101,10 @@ def project(x: Array, w: Mapping[str, Array], name: str, scale: float) -> Array:
 
 
 def split_adapters(params: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits a parameter tree into ``(trained, frozen)``: the adapters and the rest; everything is trained without adapters."""
+    """Returns the trained and the frozen part of a parameter tree.
+
+    These are the adapters and the rest; without adapters everything is trained and nothing frozen.
+    """
     layers = params["layers"]
     adapters = {name: value for name, value in layers.items() if name.endswith((A, B))}
     if not adapters:
@@ -104,14 +114,14 @@ def split_adapters(params: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
 
 
 def join(trained: Mapping[str, Any], frozen: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Undoes ``split_adapters``."""
+    """Returns the whole tree of the two parts that ``split_adapters`` returned."""
     if not frozen:
         return dict(trained)
     return {**frozen, "layers": {**frozen["layers"], **trained["layers"]}}
 
 
 def merge(params: Mapping[str, Any], scale: float) -> dict[str, Any]:
-    """The base's tree with every adapter added into its weight: ``W + (alpha / rank) A B``, summed in float32."""
+    """Returns the tree without adapters, each added into its weight: ``W + scale A B``, summed in float32."""
     adapted, base = split_adapters(params)
     if not base:
         return dict(params)
@@ -126,7 +136,10 @@ def merge(params: Mapping[str, Any], scale: float) -> dict[str, Any]:
 
 
 def initial_adapters(spec: DecoderSpec, lora: LoraSpec, key: Array) -> dict[str, tuple[tuple[str, ...], Array]]:
-    """Float32 adapters of all layers and their axes: A uniform within ``1/sqrt(inputs)`` (as PEFT draws it), B zero."""
+    """Returns new float32 adapters of all layers, each with the names of its axes.
+
+    A is uniform within ``1/sqrt(inputs)``, as PEFT draws it, and B is zero.
+    """
     adapters: dict[str, tuple[tuple[str, ...], Array]] = {}
     for name in lora.targets:
         here = PROJECTIONS[name]

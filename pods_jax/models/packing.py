@@ -1,9 +1,9 @@
-"""Completions without their padding: the tokens of many rows, laid end to end.
+"""Removes the padding of completions by laying the tokens of many rows end to end.
 
-What costs the most in an update, the matrix products and the output head, looks at one token at a time, so it runs over packed
-tokens ``[S, T]``: each of S shards holds its R rows' tokens one row after the other in T places. Only attention wants rows
-again, ``[S, R, C]``, and gets them by ``unpack``; ``pack`` brings its result back. Each is a gather, and the other one's
-transpose, so neither pass of the gradient scatters.
+Matrix products and the output head, the most expensive parts of an update, look at one token at a time. They run over packed
+tokens ``[S, T]``: each of S shards holds the tokens of its R rows, one row after the other, in T places. Attention needs rows
+``[S, R, C]``, which ``unpack`` makes; ``pack`` brings its result back. Each is a gather and the transpose of the other, so
+that the gradient needs no scatter.
 """
 
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ class Packing:
     Attributes:
         place_SRC: Place of each token of a row; 0 where ``valid_SRC`` is false.
         valid_SRC: True up to each row's length.
-        row_ST: Row of the token in each place; any where ``real_ST`` is false.
-        step_ST: Its position in that row.
-        real_ST: False for the places left over at the end.
+        row_ST: Row of the token in each place; arbitrary where ``real_ST`` is false.
+        step_ST: Its position in that row; 0 where ``real_ST`` is false.
+        real_ST: False for the unused places at the end.
     """
 
     place_SRC: Int[Array, "S R C"]
@@ -37,7 +37,13 @@ class Packing:
 
 
 def packing(length_SR: Int[Array, "S R"], steps: int, places: int) -> Packing:
-    """The places of rows of these lengths; ``steps`` is C and ``places`` T, at least the sum of any shard's lengths."""
+    """Returns the places of rows of these lengths.
+
+    Args:
+        length_SR: Lengths in tokens.
+        steps: Padded length C of the rows.
+        places: Places T of a shard, at least the sum of any shard's lengths.
+    """
     end_SR = jnp.cumsum(length_SR, axis=1)
     start_SR = end_SR - length_SR
     valid_SRC = length_mask(length_SR, steps)
@@ -52,7 +58,7 @@ def packing(length_SR: Int[Array, "S R"], steps: int, places: int) -> Packing:
 
 @jax.custom_vjp
 def pack(x_SRC: Shaped[Array, "S R C *rest"], layout: Packing) -> Shaped[Array, "S T *rest"]:
-    """The rows' tokens, one row after the other; 0 in the places left over."""
+    """Returns the rows' tokens, one row after the other, and 0 in the unused places."""
     shards, rows, steps = x_SRC.shape[:3]
     index_ST = layout.row_ST * steps + layout.step_ST
     taken = take_by_shard(x_SRC.reshape(shards, rows * steps, *x_SRC.shape[3:]), index_ST)
@@ -61,7 +67,7 @@ def pack(x_SRC: Shaped[Array, "S R C *rest"], layout: Packing) -> Shaped[Array, 
 
 @jax.custom_vjp
 def unpack(x_ST: Shaped[Array, "S T *rest"], layout: Packing) -> Shaped[Array, "S R C *rest"]:
-    """The rows again; 0 beyond their lengths."""
+    """Returns the rows of packed tokens, with 0 beyond their lengths."""
     shards, rows, steps = layout.place_SRC.shape
     taken = take_by_shard(x_ST, layout.place_SRC.reshape(shards, rows * steps))
     return _only(taken.reshape(layout.place_SRC.shape + x_ST.shape[2:]), layout.valid_SRC)

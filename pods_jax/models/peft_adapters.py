@@ -1,4 +1,7 @@
-"""Low-rank adapters in and out of a PEFT folder: ``adapter_config.json`` and ``adapter_model.safetensors``."""
+"""Reads low-rank adapters from a PEFT folder, and writes them as one.
+
+Such a folder holds ``adapter_config.json``, which names the base model, and ``adapter_model.safetensors``.
+"""
 
 import json
 import math
@@ -75,7 +78,7 @@ class Base:
 
 
 def is_adapter_folder(folder: Path) -> bool:
-    """Whether a folder holds PEFT adapters rather than a model."""
+    """Returns whether a folder holds PEFT adapters rather than a model."""
     return (folder / CONFIG_FILE).is_file()
 
 
@@ -170,10 +173,10 @@ def _check_kind(config: Mapping[str, Any]) -> None:
 
 
 def _lora(config: Mapping[str, Any]) -> LoraSpec:
-    rank, alpha, modules = (config.get(key) for key in ("r", "lora_alpha", "target_modules"))
+    rank, alpha, modules = config.get("r"), config.get("lora_alpha"), config.get("target_modules")
     if type(rank) is not int or rank < 1:
         raise ValueError(f"r={shown(rank)} must be an integer of at least 1")
-    if type(alpha) not in (int, float) or not math.isfinite(alpha):
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
         raise ValueError(f"lora_alpha={shown(alpha)} must be a number")
     if not isinstance(modules, list) or not modules or not all(name in list(_TARGETS) for name in modules):
         raise ValueError(f"target_modules={shown(modules)} is not supported; supported: a list of {', '.join(_TARGETS)}")
@@ -220,7 +223,7 @@ def load_adapters(folder: Path, spec: DecoderSpec, lora: LoraSpec) -> dict[str, 
 
 
 def _read_tensors(file: Path) -> dict[str, np.ndarray]:
-    """All tensors of a file in float32."""
+    """Returns all tensors of a file in float32."""
     if not file.is_file():
         pickled = (file.parent / "adapter_model.bin").is_file()
         hint = "; convert adapter_model.bin to safetensors first, pickled weights are not read" if pickled else ""
@@ -240,7 +243,7 @@ def _tensor_name(layer: int, name: str, kind: str) -> str:
 
 
 def _matrix(array: np.ndarray, kind: str, rank: int) -> np.ndarray:
-    """The file's ``[out, in]`` matrix of one layer's adapter."""
+    """Returns the file's ``[out, in]`` matrix of one layer's adapter."""
     return array.reshape(-1, rank).T if kind == "lora_A" else array.reshape(rank, -1).T
 
 

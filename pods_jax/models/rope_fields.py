@@ -57,7 +57,7 @@ def read_rope(config: Mapping[str, Any]) -> Rope:
 
 
 def _blocks(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The blocks of settings by the name that an error message gives them; empty ones say nothing."""
+    """Returns the blocks of settings by their names in error messages; empty blocks are left out."""
     blocks: dict[str, Mapping[str, Any]] = {}
     for key in _BLOCKS:
         block = _object(config.get(key), key)
@@ -82,7 +82,7 @@ def _object(block: Any, name: str) -> Mapping[str, Any]:
 
 
 def _kind(block: Mapping[str, Any], name: str) -> str:
-    """The kind of a block, after all that this decoder does not compute has been refused."""
+    """Returns the kind of a block, after all that this decoder does not compute has been refused."""
     kinds = {key: block[key] for key in ("rope_type", "type") if block.get(key) is not None}
     for kind in kinds.values():
         if kind not in _KINDS:
@@ -125,7 +125,7 @@ def _read(block: Mapping[str, Any], kind: str, name: str, config: Mapping[str, A
 
 
 def _one_place(key: str, block: Mapping[str, Any], name: str, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Whichever of block and config holds a field, after they have been found to agree where both do."""
+    """Returns the block or the config, whichever holds a field; where both do, they must agree."""
     inside, outside = block.get(key), config.get(key)
     if inside is not None and outside is not None and inside != outside:
         raise ValueError(f"{name}.{key}={shown(inside)} and {key}={shown(outside)} disagree; keep one of them")

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 GENERATION = "generation_config.json"
-# Weights in any format, their indices, configs of the source, and what training leaves beside a model.
+# Weights in any format, their indices, configs of the source, and what training leaves next to a model.
 _LEFT_SUFFIXES = {
     ".safetensors",
     ".bin",
@@ -34,7 +34,7 @@ _TEMPLATES = ("chat_template*", "additional_chat_templates")
 
 
 def holds_tokenizer(folder: Path) -> bool:
-    """Whether a folder holds files of a tokenizer, or chat templates, which belong to one."""
+    """Returns whether a folder holds files of a tokenizer, or chat templates, which belong to one."""
     return any(next(folder.glob(pattern), None) is not None for pattern in (*_TOKENIZER, *_TEMPLATES))
 
 

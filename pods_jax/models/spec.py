@@ -1,11 +1,18 @@
-"""The numbers that define a decoder. Built from a Hugging Face config by families.py, read by decoder.py."""
+"""The numbers that define a decoder; ``families.py`` reads them from a Hugging Face config, ``decoder.py`` builds it."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Llama3Rope:
-    """Rotary scaling of type ``llama3`` (Llama 3.1 and later): low frequencies are divided by ``factor``."""
+    """Rotary scaling of kind ``llama3`` (Llama 3.1 and later).
+
+    Attributes:
+        factor: Low frequencies are divided by it.
+        low_freq_factor: Frequencies count as low below this many turns over ``original_max_position`` positions.
+        high_freq_factor: Frequencies are kept above this many turns; between the two they are blended.
+        original_max_position: Longest sequence of the model before it was extended, in tokens.
+    """
 
     factor: float
     low_freq_factor: float
@@ -15,7 +22,7 @@ class Llama3Rope:
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """Shape of a decoder-only transformer with RMSNorm, rotary positions, grouped-query attention and a gated SiLU MLP.
+    """Shape of a decoder: RMSNorm, rotary positions, grouped-query attention and a gated SiLU MLP.
 
     Attributes:
         vocab_size: Rows of the embedding (V).
@@ -23,7 +30,7 @@ class DecoderSpec:
         layers: Number of decoder layers.
         q_heads: Query heads (Q), a multiple of ``kv_heads``.
         kv_heads: Key-value heads (K).
-        head_size: Size of one head (H); Qwen3 sets it apart from D / Q.
+        head_size: Size of one head (H), which need not be D / Q.
         feed_forward: Width of the gated MLP (F).
         norm_eps: Epsilon inside the square root of RMSNorm.
         rope_theta: Base of the rotary frequencies.
@@ -31,7 +38,7 @@ class DecoderSpec:
         tied: The output head is the embedding's transpose.
         qkv_bias: Biases on the q, k and v projections (Qwen2).
         qk_norm: RMSNorm over each head of q and k before the rotation (Qwen3).
-        max_positions: Longest prompt plus completion the model was made for, in tokens.
+        max_positions: Longest prompt and completion together that the model was made for, in tokens.
     """
 
     vocab_size: int
@@ -51,6 +58,6 @@ class DecoderSpec:
 
     @property
     def matrix_weights(self) -> int:
-        """Weights that every token is multiplied with: the layers' matrices, without the output head."""
+        """Number of weights that every token is multiplied with: the layers' matrices, without the output head."""
         heads = 2 * self.q_heads + 2 * self.kv_heads
         return self.layers * self.width * (heads * self.head_size + 3 * self.feed_forward)

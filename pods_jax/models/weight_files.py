@@ -51,7 +51,7 @@ class WeightFiles:
 
 
 def holds_weights(folder: Path) -> bool:
-    """Whether a folder holds a model's safetensors weights."""
+    """Returns whether a folder holds a model's safetensors weights."""
     return (folder / SINGLE).is_file() or (folder / INDEX).is_file()
 
 

@@ -1,6 +1,6 @@
-"""The table of weights: one row per tensor of a Hugging Face folder, and the array of the parameter tree that it becomes.
+"""The table of weights: which tensor of a Hugging Face folder becomes which array of the parameter tree.
 
-The parameters are a plain nested dict, with layers stacked on a leading axis::
+The parameters are a plain nested dict, with the l layers stacked on a leading axis::
 
     embed [V, D]   final_norm [D]   head [D, V] (untied)
     layers: input_norm, post_norm [l, D]   q [l, D, Q, H]   k, v [l, D, K, H]   o [l, Q, H, D]
@@ -16,17 +16,13 @@ import numpy as np
 from pods_jax.models.spec import DecoderSpec
 
 Keys = tuple[str, ...]
-
-
-HEAD = "lm_head.weight"
-
-
-EMBED = "model.embed_tokens.weight"
+"""The keys that lead to an array of the nested dict."""
+HEAD, EMBED = "lm_head.weight", "model.embed_tokens.weight"
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One row of the table: a tensor of the file and the array it becomes.
+    """One row of the table: a tensor of the file, and the array that it becomes.
 
     Attributes:
         path: Keys of the array in the parameter tree; those under ``layers`` have a leading layer axis.
@@ -41,29 +37,29 @@ class Tensor:
     axes: str
 
     def stack(self, spec: DecoderSpec) -> tuple[int, ...]:
-        """The leading layer axis of the array, or no axis."""
+        """Returns the shape in front of one layer's: the number of layers, or nothing for arrays without layers."""
         return (spec.layers,) if self.path[0] == "layers" else ()
 
     def file_names(self, spec: DecoderSpec) -> list[str]:
-        """Names of the tensors in the file that make up the array."""
+        """Returns the names of the tensors that make up the array, in the order of the layers."""
         return [self.name.format(layer=layer) for layer in range(spec.layers)] if self.stack(spec) else [self.name]
 
     def file_shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Shape of the tensor in the file."""
+        """Returns the shape of the tensor in the file."""
         return tuple(int(np.prod([sizes[letter] for letter in group])) for group in self.file_axes.split())
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Shape of one layer of the array."""
+        """Returns the shape of one layer of the array."""
         return tuple(sizes[letter] for letter in self.axes)
 
     def from_file(self, array: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
-        """The file's tensor in the array's order (a view)."""
+        """Returns a view of the file's tensor in the array's order."""
         letters = self.file_axes.replace(" ", "")
         order = [letters.index(letter) for letter in self.axes]
         return array.reshape([sizes[letter] for letter in letters]).transpose(order)
 
     def to_file(self, array: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
-        """One layer of the array in the file's order (a view)."""
+        """Returns a view of one layer of the array in the file's order."""
         order = [self.axes.index(letter) for letter in self.file_axes.replace(" ", "")]
         return array.transpose(order).reshape(self.file_shape(sizes))
 
@@ -101,18 +97,18 @@ _UNTIED = (Tensor(("head",), HEAD, "V D", "DV"),)
 
 
 def tensors_of(spec: DecoderSpec) -> tuple[Tensor, ...]:
-    """The table rows that a model of this spec has."""
+    """Returns the rows of the table that a model of this spec has."""
     return _BASE + _QKV_BIAS * spec.qkv_bias + _QK_NORM * spec.qk_norm + _UNTIED * (not spec.tied)
 
 
 def array_shapes(spec: DecoderSpec) -> dict[Keys, tuple[int, ...]]:
-    """The shape of every array of the parameter tree, by its path."""
+    """Returns the shape of every array of the parameter tree, by its path."""
     sizes = axis_sizes(spec)
     return {row.path: row.stack(spec) + row.shape(sizes) for row in tensors_of(spec)}
 
 
 def axis_sizes(spec: DecoderSpec) -> dict[str, int]:
-    """The size behind each axis letter of the table."""
+    """Returns the size of each axis letter of the table."""
     return {
         "V": spec.vocab_size,
         "D": spec.width,

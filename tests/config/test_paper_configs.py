@@ -16,10 +16,10 @@ from pods_jax.assembly.forecast import memory_lines
 from pods_jax.assembly.inputs import Inputs, make_verifier
 from pods_jax.assembly.parts import make_parts
 from pods_jax.assembly.policy import make_architecture, make_lora
+from pods_jax.assembly.texts import find_texts
 from pods_jax.assets.tokenizer import write_tokenizer
 from pods_jax.config.command_line import config_difference, from_yaml
 from pods_jax.config.entries import Config, arithmetic, check_devices
-from pods_jax.data.prompts import load_tokenizer
 from pods_jax.devices.sharding import group_shards, make_mesh, named_sharding
 from pods_jax.models.families import read_spec
 from pods_jax.models.lora import join, split_adapters
@@ -230,10 +230,10 @@ def test_all_programs_of_a_step_fit_together_as_shapes(name, folders):
     # As on an accelerator, where the layer loop is a scan.
     config = replace(config, model=replace(config.model, path=str(folders / setting.model)))
     mesh = make_mesh(check_devices(config, setting.gpus), jax.devices()[: setting.gpus])
-    spec, tokenizer = read_spec(folders / setting.model), load_tokenizer(folders / setting.model)
+    spec, texts = read_spec(folders / setting.model), find_texts(config.model, config.data)
     architecture = make_architecture(config.model, spec, mesh, layers="scan", remat=True, lora=make_lora(config.lora))
     prompt = Prompt(Problem("p", ({"role": "user", "content": "?"},), "18", "gsm8k", "number"), (1, 2))
-    inputs = Inputs(Path(), mesh, Judge(), tokenizer, [prompt] * setting.prompts, [prompt], None)  # type: ignore[arg-type]
+    inputs = Inputs(Path(), mesh, Judge(), texts, [prompt] * setting.prompts, [prompt], None)  # type: ignore[arg-type]
     before = sum(x.nbytes for x in jax.live_arrays())
     with jax.set_mesh(mesh):
         parts, _ = make_parts(config, inputs, architecture, None, None)  # type: ignore[arg-type]
