@@ -30,7 +30,7 @@ from pods_jax.assembly.texts import find_texts
 from pods_jax.config.command_line import parse
 from pods_jax.config.entries import EvaluateConfig
 from pods_jax.config.fields import ConfigError
-from pods_jax.devices.compiling import keep_compiled
+from pods_jax.devices.compiling import keep_compiled, use_32_bits
 from pods_jax.devices.sharding import replicate
 from pods_jax.evaluator import Evaluator, Verdicts
 from pods_jax.problem import Problem
@@ -53,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def evaluate(config: EvaluateConfig) -> dict[str, float]:
     """Evaluates as configured and returns the result; of several hosts the first prints it and writes the file."""
     check_names(config)
+    use_32_bits()
     join_hosts(config)
     first = jax.process_index() == 0
     with nullcontext() if first else redirect_stdout(io.StringIO()):

@@ -23,7 +23,7 @@ from pods_jax.assembly.texts import Texts
 from pods_jax.config.command_line import parse
 from pods_jax.config.entries import Config, arithmetic
 from pods_jax.config.fields import ConfigError
-from pods_jax.devices.compiling import keep_compiled, watch_compiling
+from pods_jax.devices.compiling import keep_compiled, use_32_bits, watch_compiling
 from pods_jax.loop import Parts, train
 from pods_jax.models.hf_weights import export_folder
 from pods_jax.models.lora import merge
@@ -50,6 +50,7 @@ def run(config: Config) -> Path:
     Raises:
         ConfigError: the configuration names something that does not exist or cannot be; nothing has been written then.
     """
+    use_32_bits()
     join_hosts(config)
     cache = keep_compiled(config.run.compile_cache)
     try:

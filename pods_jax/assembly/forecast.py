@@ -42,9 +42,11 @@ def memory_lines(config: Config, architecture: Architecture, mesh: Mesh, engine:
     }
     axes = " x ".join(f"{name}={size}" for name, size in mesh.shape.items())
     adapters = f", of which {_count(trained):,} in adapters are trained" if frozen else ""
+    exported = config.model.param_dtype
+    wider = "" if frozen or exported == "float32" else f", trained in float32 (model.param_dtype={exported} is for the export)"
     return [
-        f"model: {_count(architecture.shapes):,} parameters{adapters}; {spec.layers} layers, vocabulary {spec.vocab_size:,}; "
-        f"mesh {axes}",
+        f"model: {_count(architecture.shapes):,} parameters{adapters}{wider}; {spec.layers} layers, "
+        f"vocabulary {spec.vocab_size:,}; mesh {axes}",
         "memory of each device: " + "; ".join(f"{name} {size / 2**20:,.1f} MiB" for name, size in held.items() if size),
     ]
 

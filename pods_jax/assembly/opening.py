@@ -41,7 +41,8 @@ def load_model(config: Config, mesh: Mesh) -> tuple[Architecture, Any]:
     """The policy that a run starts from, on the mesh."""
     remat, lora = config.update.remat == "layer", make_lora(config.lora)
     with jax.set_mesh(mesh):
-        return load_policy(config.model, mesh, layers=config.tuning.layers, remat=remat, lora=lora, seed=config.run.seed)
+        read = {"layers": config.tuning.layers, "remat": remat, "lora": lora, "seed": config.run.seed}
+        return load_policy(config.model, mesh, trained=True, **read)
 
 
 class SettledCheckpoints(Checkpoints):

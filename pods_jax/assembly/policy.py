@@ -203,6 +203,7 @@ def load_policy(
     remat: bool = False,
     lora: LoraSpec | None = None,
     seed: int = 0,
+    trained: bool = False,
 ) -> tuple[Architecture, Any]:
     """Reads a Hugging Face folder, each tensor straight to its shards, and draws new adapters where asked for.
 
@@ -213,6 +214,7 @@ def load_policy(
         remat: Recompute activations in the backward pass.
         lora: New adapters, or None; a folder of adapters brings its own.
         seed: Seed of new adapters.
+        trained: The policy will be trained: what is not a base next to adapters is float32.
 
     Returns:
         The architecture and the parameters.
@@ -222,6 +224,8 @@ def load_policy(
         if lora is not None:
             raise ConfigError(f"model.path={config.path} holds adapters: leave lora.rank at 0 to go on with them")
         lora, _ = read_lora(folders.adapters)
+    if trained and lora is None:
+        config = replace(config, param_dtype="float32")
     architecture = make_architecture(config, read_spec(folders.model), mesh, layers=layers, remat=remat, lora=lora)
 
     def sharding_of(path: tuple[str, ...]) -> Sharding:

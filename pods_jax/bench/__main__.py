@@ -9,6 +9,7 @@ from pods_jax.bench import flops, load, rollout, selector, step, tradeoff, updat
 from pods_jax.bench.measure import print_json
 from pods_jax.config.command_line import parse
 from pods_jax.config.fields import ConfigError
+from pods_jax.devices.compiling import use_32_bits
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = COMMANDS[name]
     description = (sys.modules[command.run.__module__].__doc__ or "").strip()
     options = parse(command.options, rest, prog=f"python -m pods_jax.bench {name}", description=description)
+    use_32_bits()
     try:
         result = command.run(options)
     except (ConfigError, FileNotFoundError) as error:

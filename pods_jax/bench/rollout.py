@@ -71,7 +71,7 @@ def run(options: RolloutOptions) -> dict[str, Any]:
     """Measures, prints the table, and returns the result."""
     length_PN = options.lengths.draw((options.prompts, options.n), options.completion_length, options.seed)
     longest, mean = int(length_PN.max()), max(2, round(float(length_PN.mean())))
-    with policy(options.model, options.shape) as model:
+    with policy(options.model, options.shape, trained=False) as model:
         spec, dtype = model.spec, jnp.dtype(options.model.compute_dtype)
         limits = {"prompt_length": options.prompt_length, "completion_length": options.completion_length}
         engine = model.engine(n=options.n, **limits, chunk=options.chunk, lanes=options.lanes)

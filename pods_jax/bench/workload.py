@@ -35,7 +35,7 @@ class ModelOptions(Checked, key="model"):
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of activations and matrix products."""
     param_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Dtype in which parameters are stored and optimised."""
+    """Dtype in which parameters are stored; an update is measured with float32 alone, as it is trained."""
     layers: Literal["auto", "scan", "unroll"] = "auto"
     """Layer loop; auto picks by backend."""
 
@@ -136,12 +136,15 @@ class Policy:
 
 
 @contextmanager
-def policy(options: ModelOptions, shape: ShapeOptions, *, remat: bool = False) -> Iterator[Policy]:
+def policy(options: ModelOptions, shape: ShapeOptions, *, remat: bool = False, trained: bool = True) -> Iterator[Policy]:
     """The policy, with its mesh set.
 
     Raises:
-        ConfigError: ``model.path`` is neither "random" nor a folder, or a shape is given for a model that has its own.
+        ConfigError: ``model.path`` is neither "random" nor a folder, a shape is given for a model that has its own, or the
+            policy is to be trained in another dtype than training has.
     """
+    if trained and options.param_dtype != "float32":
+        raise ConfigError(f"model.param_dtype={options.param_dtype} is not how a model is trained: parameters are float32")
     model, mesh = options.config(), make_mesh((1, 1, 1), jax.devices()[:1])
     if model.path != RANDOM and shape != ShapeOptions():
         raise ConfigError(f"shape.* is for model.path={RANDOM}; model.path={model.path} has its own shape")

@@ -24,6 +24,7 @@ from pods_jax.compare.tables import Table, accuracy_table, cost_table, level_tab
 from pods_jax.config.command_line import parse
 from pods_jax.config.entries import Config
 from pods_jax.config.fields import ConfigError, shown
+from pods_jax.devices.compiling import use_32_bits
 
 LOG_WIDTH = 120
 """Columns of the tables where no terminal says."""
@@ -32,6 +33,7 @@ LOG_WIDTH = 120
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     config = parse(CompareConfig, argv, prog="python -m pods_jax.compare", description=(__doc__ or "").strip())
+    use_32_bits()
     try:
         compare(config)
     except ConfigError as error:

@@ -69,7 +69,8 @@ class ModelConfig(Checked, key="model"):
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of activations and matrix products; logits and log-probabilities are float32 always."""
     param_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Dtype in which parameters are stored and optimised."""
+    """Dtype of the exported weights, and of the base next to adapters. What is trained is float32 always, moments too: in
+    bfloat16 most updates would round to nothing."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """What compiling costs: the seconds it takes, and the cache that spares them at the next start."""
 
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,6 +55,13 @@ def watch_compiling() -> Iterator[CompileWatch]:
         yield watch
     finally:
         monitoring.unregister_event_duration_listener(watch._record)
+
+
+def use_32_bits() -> None:
+    """Switches 64-bit types off where JAX_ENABLE_X64 has switched them on, and says so: programs are made of 32-bit ones."""
+    if jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        jax.config.update("jax_enable_x64", False)
+        print("JAX_ENABLE_X64 is set: switched off, since everything here is computed in 32 bits", file=sys.stderr)
 
 
 def keep_compiled(setting: str) -> str | None:

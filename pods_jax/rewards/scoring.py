@@ -77,6 +77,8 @@ class Scorer:
             TypeError: A reward, which the message names, returned something that is neither a number nor ``None``.
         """
         shape = _shape(problems_P, texts_PN)
+        if not problems_P and length_PN is not None:  # a process whose share of the groups is none
+            shape = (0, length_PN.shape[1])
         length_P = np.zeros(shape, int) if length_PN is None else np.asarray(length_PN)
         by_length = [name for name, reward in self.rewards.items() if reward.reads == "length"]
         if length_P.shape != shape or (by_length and length_PN is None):

@@ -183,6 +183,8 @@ def decode_chunk(
     stop: Stop,
 ) -> DecodeState:
     """Decodes until the cache is full, every rollout has ended, or few enough go on; from token ``begin`` at the earliest."""
+    if begin == capacity:  # a cache of one token, which the prefill has drawn
+        return state
     decoder = nnx.merge(graph, params)
     inputs = decoder.decode_inputs(shared.length_P, begin - 1, capacity - 1)
     tiles, width = state.length_PN.shape

@@ -4,13 +4,18 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from pods_jax.assembly.opening import load_model
 from pods_jax.assembly.policy import load_policy, make_architecture, make_prepare, model_folder
+from pods_jax.config.entries import Config
 from pods_jax.config.fields import ConfigError
-from pods_jax.config.sections import ModelConfig
+from pods_jax.config.sections import LoraConfig, ModelConfig
 from pods_jax.devices.sharding import make_mesh
 from pods_jax.models.decoder import Decoder
 from pods_jax.models.families import read_spec
 from pods_jax.models.hf_weights import load_params
+from pods_jax.models.lora import split_adapters
+from pods_jax.update.learner import init_state
+from pods_jax.update.optim import make_optimizer
 
 
 def mesh_of(*shape):
@@ -70,6 +75,20 @@ def test_a_mesh_that_does_not_fit_is_refused_by_parameter(tiny_model, shape, mes
 def test_parameters_take_the_configured_dtype(tiny_model):
     _, params = load_policy(ModelConfig(path=str(tiny_model), param_dtype="bfloat16"), mesh_of(1, 1, 1))
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(jnp.bfloat16)}
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_what_is_trained_is_float32_whatever_the_dtype_of_the_rest(rank, tiny_model):
+    """In bfloat16 an update of 1e-6 of a weight rounds to nothing, and so does most of Adam's second moment."""
+    model, mesh = ModelConfig(path=str(tiny_model), param_dtype="bfloat16"), mesh_of(1, 1, 1)
+    config = Config(model=model, lora=LoraConfig(rank=rank))
+    architecture, params = load_model(config, mesh)
+    trained, frozen = split_adapters(params) if rank else (params, None)
+    assert {leaf.dtype for leaf in jax.tree.leaves(trained)} == {jnp.dtype(jnp.float32)}
+    assert {leaf.dtype for leaf in jax.tree.leaves(frozen)} <= {jnp.dtype(jnp.bfloat16)}
+    assert jax.tree.map(lambda x: x.dtype, architecture.shapes) == jax.tree.map(lambda x: x.dtype, params)
+    state = init_state(trained, optimizer=make_optimizer(config.optimizer))
+    assert {x.dtype for x in jax.tree.leaves(state.opt_state) if x.ndim} == {jnp.dtype(jnp.float32)}
 
 
 @pytest.mark.parametrize("path", ["nowhere/at/all", "config.json"])

@@ -142,6 +142,10 @@ def test_help_names_every_command(capsys):
         ("rollout --model.path nowhere", "nowhere"),
         ("rollout --completion_length 1", "at least 2"),
         ("rollout --shape.q_heads 3", "shape.q_heads=3"),
+        (
+            "step --model.param_dtype bfloat16",
+            "model.param_dtype=bfloat16 is not how a model is trained: parameters are float32",
+        ),
         ("rollout --model.path bundled --shape.width 64", "shape.* is for model.path=random; model.path=bundled has its own"),
         ("step --n 4 --m 5", "m=5"),
         ("step --rule best", "max_variance"),

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from pods_jax.devices.compiling import CompileWatch, keep_compiled, watch_compiling
+from pods_jax.devices.compiling import CompileWatch, keep_compiled, use_32_bits, watch_compiling
 
 TRACE, COMPILE = "/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/backend_compile_duration"
 
@@ -90,3 +90,15 @@ def test_several_processes_keep_programs_only_where_they_are_told_to(monkeypatch
     monkeypatch.setattr("jax.process_count", lambda: 2)
     assert keep_compiled("auto") is None
     assert keep_compiled(str(tmp_path)) == str(tmp_path)
+
+
+def test_64_bit_types_are_switched_off_and_that_is_said(capsys):
+    use_32_bits()
+    assert capsys.readouterr().err == ""
+    try:
+        jax.config.update("jax_enable_x64", True)
+        use_32_bits()
+        assert jnp.arange(1).dtype == jnp.int32
+    finally:
+        jax.config.update("jax_enable_x64", False)
+    assert "JAX_ENABLE_X64 is set: switched off" in capsys.readouterr().err

@@ -212,6 +212,13 @@ def test_an_unknown_name_is_refused_with_the_nearest_and_all_names(name):
         make_scorer([name])
 
 
+def test_a_share_of_no_groups_has_scores_of_no_groups():
+    with make_scorer(["correct", "tag_count"]) as scorer:
+        scores = scorer.score([], [], length_PN=np.zeros((0, 4), int))
+    assert {part.shape for part in (scores.rewards_PN, scores.valid_PN, *scores.parts.values())} == {(0, 4)}
+    assert set(scores.parts) == {"correct", "tag_count"}
+
+
 @pytest.mark.parametrize(("problems", "texts"), [(1, [["a"], ["b"]]), (2, [["a"], ["b", "c"]]), (1, [])])
 def test_groups_that_do_not_fit_the_problems_are_refused(problems, texts):
     with pytest.raises(ValueError, match=f"{problems} problems with groups of"):

@@ -49,14 +49,14 @@ def decoder_params():
 
 
 @cache
-def make_engine(*, n=N, chunk=7, unroll=True, form="rows", shape=None, width=1, rungs=2, lanes=1):
+def make_engine(*, n=N, length=C, chunk=7, unroll=True, form="rows", shape=None, width=1, rungs=2, lanes=1):
     """Engine without an end of sequence; one for each set of compiled programs, shared by all tests."""
     graph, _ = graph_and_params(unroll=unroll, form=form)
     gather = jax.jit(lambda params: params, out_shardings=shardings(shape, ROLLOUT_TABLE)) if shape else lambda params: params
     return RolloutEngine(
         graph,
         rollouts=n,
-        max_completion_length=C,
+        max_completion_length=length,
         chunk=chunk,
         eos_ids=NEVER,
         width=width,
@@ -220,6 +220,14 @@ def test_chunks_change_no_token(sampling, eos_ids):
     np.testing.assert_array_equal(chunked.length_PN, whole.length_PN)
     np.testing.assert_array_equal(chunked.finished_PN, whole.finished_PN)
     np.testing.assert_allclose(chunked.logp_PNC, whole.logp_PNC, atol=1e-5)
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_a_first_cache_of_one_token_changes_no_token(length, free):
+    """The prefill has filled it: there is nothing to decode before it grows."""
+    short = generate(make_engine(chunk=1, length=length))
+    np.testing.assert_array_equal(short.tokens_PNC, free.tokens_PNC[..., :length])
+    assert (short.length_PN == length).all()
 
 
 @pytest.mark.parametrize("form", ["dots", "stacked_rows"])
