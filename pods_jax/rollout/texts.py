@@ -41,7 +41,7 @@ class Completions:
     """What was generated, on the host and whole on every process.
 
     Attributes:
-        texts_PN: Text of each completion, special tokens left out.
+        texts_PN: Text of each completion, without the EOS token that ended it.
         length_PN: Completion tokens, the EOS token included.
         finished_PN: False for a completion cut at the limit.
     """
@@ -55,15 +55,24 @@ def read_completions(tokenizer: PreTrainedTokenizerBase, rollouts: Rollouts, pro
     """Brings the completions of all prompts, or of the first few, to the host; log-probabilities stay on the devices."""
     arrays = to_local((rollouts.tokens_PNC, rollouts.length_PN, rollouts.finished_PN))
     tokens_PNC, length_PN, finished_PN = (array[:prompts] for array in arrays)
-    return Completions(Texts(tokenizer, tokens_PNC, length_PN), length_PN, finished_PN)
+    # A finished completion ends with an EOS token, which may be one that only the model's folder names.
+    return Completions(Texts(tokenizer, tokens_PNC, length_PN - finished_PN), length_PN, finished_PN)
 
 
 def completion_texts(
     tokenizer: PreTrainedTokenizerBase, tokens_PNC: Int[np.ndarray, "P N C"], length_PN: Int[np.ndarray, "P N"]
 ) -> list[list[str]]:
-    """Text of each completion up to its length, special tokens (EOS among them) left out."""
+    """Text of each completion up to its length, without the tokenizer's BOS, EOS and padding.
+
+    Every other special token stays: a tokenizer may hold ``<think>``, ``<answer>`` or the opening of a turn as one.
+    """
+    dropped = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
     prompts, rollouts, _ = tokens_PNC.shape
-    rows = [tokens_PNC[p, n, : length_PN[p, n]].tolist() for p in range(prompts) for n in range(rollouts)]
+    rows = [
+        [token for token in tokens_PNC[p, n, : length_PN[p, n]].tolist() if token not in dropped]
+        for p in range(prompts)
+        for n in range(rollouts)
+    ]
     texts = _decoded(tokenizer, rows)
     return [list(texts[p * rollouts : (p + 1) * rollouts]) for p in range(prompts)]
 
@@ -71,5 +80,5 @@ def completion_texts(
 def _decoded(tokenizer: PreTrainedTokenizerBase, rows: list[list[int]]) -> Sequence[str]:
     if isinstance(tokenizer, PreTrainedTokenizerFast):
         # What batch_decode comes to, on all cores and without its look at the type of every token.
-        return tokenizer.backend_tokenizer.decode_batch(rows, skip_special_tokens=True)
-    return tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return tokenizer.backend_tokenizer.decode_batch(rows, skip_special_tokens=False)
+    return tokenizer.batch_decode(rows, skip_special_tokens=False, clean_up_tokenization_spaces=False)

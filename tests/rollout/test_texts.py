@@ -1,11 +1,16 @@
+import json
+
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from beartype import beartype
 from jaxtyping import jaxtyped
 from transformers import AutoTokenizer
 
-from pods_jax.assets.tokenizer import write_tokenizer
+from pods_jax.assets.tokenizer import TAGS, write_tokenizer
 from pods_jax.rollout import texts
+from pods_jax.rollout.texts import read_completions
+from pods_jax.types import Rollouts
 
 completion_texts = jaxtyped(typechecker=beartype)(texts.completion_texts)
 
@@ -50,4 +55,41 @@ def test_any_tokens_read_as_the_tokenizer_reads_them(tokenizer):
         completion_texts(tokenizer, tokens_PNC, length_PN), tokens_PNC, length_PN, strict=True
     ):
         rows = [row[:length].tolist() for row, length in zip(tokens_NC, length_N, strict=True)]
-        assert texts_N == tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        read = tokenizer.batch_decode(rows, clean_up_tokenization_spaces=False)
+        assert texts_N == [text.replace("<bos>", "").replace("<eos>", "").replace("<pad>", "") for text in read]
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        None,
+        {"extra_special_tokens": {f"tag_{index}": tag for index, tag in enumerate(TAGS)}},
+        {"additional_special_tokens": ["<step>"]},
+        {"extra_special_tokens": ["<step>"]},
+    ],
+)
+def test_special_tokens_other_than_bos_eos_and_padding_stay_in_the_text(tmp_path, named):
+    write_tokenizer(tmp_path)
+    file = tmp_path / ("tokenizer_config.json" if named else "tokenizer.json")
+    settings = json.loads(file.read_text()) | (named or {})
+    for token in settings.get("added_tokens", []):
+        token["special"] = True
+    file.write_text(json.dumps(settings))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    written = "<think>3</think><answer>4</answer>" if "<step>" not in str(named) else "3<step>4"
+    ids = tokenizer(written)["input_ids"]
+    assert tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=True) == "34"  # what must not be read
+    assert completion_texts(tokenizer, *completions(tokenizer, [[f"<bos>{written}<eos>"]], 10, "<pad>")) == [[written]]
+
+
+@pytest.mark.parametrize(("ended", "text"), [(True, "12"), (False, "123")])
+def test_an_end_that_only_the_models_folder_names_leaves_no_trace(tokenizer, ended, text):
+    tokens_PNC, length_PN = completions(tokenizer, [["123"]], 4, "0")
+    rollouts = Rollouts(
+        tokens_PNC=jnp.asarray(tokens_PNC),
+        logp_PNC=jnp.zeros((1, 1, 4)),
+        length_PN=jnp.asarray(length_PN),
+        finished_PN=jnp.array([[ended]]),
+        decoded_rows=jnp.float32(3),
+    )
+    assert read_completions(tokenizer, rollouts).texts_PN[0] == [text]
