@@ -20,6 +20,8 @@ class Problem:
         choices: Texts of the options of a multiple choice, in order; option ``i`` has the letter ``"ABC...Z"[i]``.
         extra: What else the verifier of this kind needs, as JSON; empty for most kinds.
         solution: The data set's own worked solution, without the answer line; shown in worked examples alone, never scored.
+        opened: What the prompt has already written of the model's turn, from its first tag on, such as ``"<think>\\n"``; the
+            built-in rewards read a completion as its continuation.
     """
 
     id: str
@@ -30,3 +32,4 @@ class Problem:
     choices: tuple[str, ...] = ()
     extra: str = ""
     solution: str = ""
+    opened: str = ""

@@ -4,8 +4,9 @@ This is the stage between ``tasks.py`` and ``loader.py``. The chat template is a
 are never tokenised again from text.
 """
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -18,12 +19,15 @@ from pods_jax.data.examples import worked_turns
 from pods_jax.data.templates import default_template
 from pods_jax.json_file import read_object
 from pods_jax.problem import Problem
+from pods_jax.rewards.tags import TAGS
 from pods_jax.types import Prompt
 
 TEMPLATE_DATE = "26 Jul 2024"
 """Date for chat templates that write one (Llama 3), their own default; today's would change a run that is continued later."""
 SAMPLE = "What is 12 + 30?\n\nLet x = 3.5·10^2 (naïve, Größe, 数学), so <think>x\t> 7</think> and \\boxed{42}  \N{ROCKET}"
 """Words, digits, spaces, tags, LaTeX, and letters beyond ASCII."""
+_TAG = re.compile("|".join(TAGS))
+_LAST_TAG = re.compile(r"<(?:think|answer)>\s*\Z")
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,8 @@ def build_prompts(
         template_options: Values of the chat template's own variables.
 
     Returns:
-        The prompts, in the problems' order, and the count of what was kept and dropped.
+        The prompts, in the problems' order, whose problems say what the prompt opened; and the count of what was kept and
+        dropped.
 
     Raises:
         ValueError: A prompt is empty, or over-long when ``over_long`` is ``"error"``; no prompt is left; or the chat template
@@ -122,11 +127,11 @@ def build_prompts(
     head += [turn for example in examples for turn in worked_turns(example)]
     kept: list[Prompt] = []
     texts = _render([head + list(p.messages) for p in problems], tokenizer, template_options or {})
-    for problem, tokens in zip(problems, _tokenise(texts, tokenizer), strict=True):
+    for problem, text, tokens in zip(problems, texts, _tokenise(texts, tokenizer), strict=True):
         if not tokens:
             raise ValueError(f"the prompt of problem {problem.id} has no token")
         if len(tokens) <= max_length:
-            kept.append(Prompt(problem, tuple(tokens)))
+            kept.append(Prompt(replace(problem, opened=opened_by(text, problem.messages[-1]["content"])), tuple(tokens)))
         elif over_long == "error":
             raise ValueError(
                 f"the prompt of problem {problem.id} has {len(tokens)} tokens; the limit is data.max_prompt_length={max_length}"
@@ -159,6 +164,18 @@ def pad_prompts(prompts: Sequence[Prompt], *, multiple: int) -> tuple[Int32[np.n
     for row, prompt in enumerate(prompts):
         tokens_PL[row, : len(prompt.tokens)] = prompt.tokens
     return tokens_PL, length_P
+
+
+def opened_by(prompt: str, question: str) -> str:
+    """Returns what a prompt has written of the model's turn, from its first tag on; empty where it has written no tag.
+
+    That is what a chat template puts behind the question (``<think>`` for models that always reason), or a tag that the
+    question itself ends with where no turn of the model's own follows.
+    """
+    place = prompt.rfind(question.strip())
+    tag = _TAG.search(prompt, place + len(question.strip())) if place >= 0 else None
+    tag = tag or _LAST_TAG.search(prompt)
+    return prompt[tag.start() :] if tag else ""
 
 
 def _tokenise(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:

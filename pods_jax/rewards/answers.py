@@ -86,13 +86,15 @@ def judge(problem: Problem, completion: str, sources: Sequence[str] = DEFAULT_SO
         ValueError: The problem's kind of answer does not exist.
     """
     same = lookup(KINDS, problem.answer_kind, "answer_kind")
-    answer = extract_answer(completion, sources)
-    return False if answer is None else same(problem, answer)
+    answer = extract_answer(problem.opened + completion, sources)
+    if answer is None:  # wrong, unless no answer could be judged
+        return False if problem.answer_kind == "reasoning_gym" or same(problem, "") is not None else None
+    return same(problem, answer)
 
 
 def vote(problem: Problem, completion: str, sources: Sequence[str] = DEFAULT_SOURCES) -> str | None:
     """Returns a spelling that equal answers share, so that a vote counts them together; ``None`` without an answer."""
-    answer = extract_answer(completion, sources)
+    answer = extract_answer(problem.opened + completion, sources)
     if answer is None or problem.answer_kind in ("exact", "reasoning_gym"):
         return answer
     answer = _inner(answer)
@@ -113,11 +115,9 @@ def gold_fault(problem: Problem) -> str | None:
 
 
 def _inner(answer: str) -> str:
-    # A block that is closed twice holds its answer up to the first closing tag, and a box in it is the answer. Exact answers
-    # forgive nothing.
-    block = answer.partition("</answer>")[0]
-    inner = boxed(block)
-    return block if inner is None else inner
+    # A box within an answer is the answer. Exact answers forgive nothing.
+    inner = boxed(answer)
+    return answer if inner is None else inner
 
 
 def _number(text: str) -> Decimal | None:

@@ -2,6 +2,7 @@
 
 It stands between the rollout engine, whose completions it reads as text, and selection, which sees one number for each rollout.
 A rollout that some reward cannot score, or whose verifier is late, dies or raises, is invalid: it is counted, and never kept.
+A reward of weight 0 is measured alone; what it cannot score is counted, and stays valid.
 """
 
 import logging
@@ -31,7 +32,7 @@ class Scores:
     Attributes:
         rewards_PN: Weighted sums of the parts; 0 where the rollout is invalid.
         parts: Unweighted scores by the name of the reward; NaN where it could not score.
-        valid_PN: Where every part is a score, and their sum is finite.
+        valid_PN: Where every part with a weight other than 0 is a score, and their sum is finite.
         unscored: How many completions each reward could not score, faults included.
         faults: How many scores were lost to each fault (``workers.Fault``).
     """
@@ -129,18 +130,21 @@ class Scorer:
         if outcome.fault and (name, outcome.fault) not in self._warned:
             self._warned.add((name, outcome.fault))
             logger.warning(
-                "reward %s failed on problem %s (%s); the rollout is invalid\n%s",
+                "reward %s failed on problem %s (%s); %s\n%s",
                 name,
                 problem.id,
                 outcome.fault,
+                "its weight is 0" if name in self.rewards and not self.rewards[name].weight else "the rollout is invalid",
                 outcome.detail,
             )
 
     def _scores(self, outcomes: dict[str, list[Outcome]], shape: tuple[int, int]) -> Scores:
         parts = {name: _finite([outcome.value for outcome in part]).reshape(shape) for name, part in outcomes.items()}
         with np.errstate(over="ignore", invalid="ignore"):  # an infinite or undefined sum is what makes a rollout invalid
-            total_PN = sum(np.float64(reward.weight) * parts[name] for name, reward in self.rewards.items())
-            rewards_PN = np.asarray(total_PN).astype(np.float32)
+            # What counts for nothing is measured alone: without a score it leaves the rollout valid.
+            counted = {name: reward.weight for name, reward in self.rewards.items() if reward.weight}
+            total_PN = sum((np.float64(weight) * parts[name] for name, weight in counted.items()), np.zeros(shape))
+            rewards_PN = total_PN.astype(np.float32)
         valid_PN = np.isfinite(rewards_PN)
         unscored = {name: int(np.isnan(part_PN).sum()) for name, part_PN in parts.items()}
         counts = Counter(outcome.fault for part in outcomes.values() for outcome in part)

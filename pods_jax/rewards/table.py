@@ -46,7 +46,7 @@ def correct(problem: Problem, completion: str, *, sources: Sequence[str] = DEFAU
 
 def choice(problem: Problem, completion: str, *, sources: Sequence[str] = DEFAULT_SOURCES) -> float | None:
     """Returns 1 for the letter or the text of the right option, else 0, whatever the problem's kind of answer."""
-    answer = extract_answer(completion, sources)
+    answer = extract_answer(problem.opened + completion, sources)
     verdict = same_choice("" if answer is None else answer, problem.answer, problem.choices)
     return None if verdict is None else float(verdict)
 
@@ -54,8 +54,8 @@ def choice(problem: Problem, completion: str, *, sources: Sequence[str] = DEFAUL
 REWARDS: dict[str, Reward] = {
     "correct": Reward(correct, weight=1.0, reads="answer"),
     "choice": Reward(choice, weight=1.0, reads="answer"),
-    "format": Reward(lambda problem, completion: format_score(completion), weight=0.1),
-    "tag_count": Reward(lambda problem, completion: tag_count(completion), weight=0.025),
+    "format": Reward(lambda problem, completion: format_score(problem.opened + completion), weight=0.1),
+    "tag_count": Reward(lambda problem, completion: tag_count(problem.opened + completion), weight=0.025),
     "length": Reward(overlong_penalty, weight=1.0, reads="length"),
 }
 

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -76,6 +77,32 @@ def test_a_model_without_bos_gets_none(tokenizer):
     tokenizer.chat_template = NO_BOS
     [prompt], _ = build([problem("4")], tokenizer)
     assert BOS not in prompt.tokens
+
+
+ENDS_IN_TURN = "{{ messages[-1]['content'] }}[assistant]"
+R1 = ENDS_IN_TURN + "{{ '<think>\\n' }}"
+NO_REASONING = ENDS_IN_TURN + "{{ '<think>\\n\\n</think>\\n\\n' }}"
+
+
+@pytest.mark.parametrize(
+    ("template", "question", "opened"),
+    [
+        (R1, "4", "<think>\n"),
+        (R1, " 4 ", "<think>\n"),
+        (NO_REASONING, "4", "<think>\n\n</think>\n\n"),
+        (ENDS_IN_TURN + "<think>7", "4", "<think>7"),
+        (ENDS_IN_TURN, "4", ""),
+        (ENDS_IN_TURN, "4 <think>", ""),  # the user's, not the model's
+        (None, "4 <think>\n", "<think>\n"),
+        (None, "4 <think></think> <answer></answer>", ""),
+        (None, "", ""),
+    ],
+)
+def test_a_problem_says_which_tags_its_prompt_has_opened(tokenizer, template, question, opened):
+    tokenizer.chat_template = template
+    system_prompt = "<think></think><answer></answer>"
+    [prompt], _ = build([problem(question)], tokenizer, system_prompt=system_prompt)
+    assert prompt.problem == replace(problem(question), opened=opened)
 
 
 def test_the_generation_prompt_is_part_of_the_prompt(tokenizer):

@@ -2,7 +2,7 @@ import json
 from decimal import Decimal
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pods_jax.rewards.answers import (
@@ -17,6 +17,7 @@ from pods_jax.rewards.answers import (
     vote,
 )
 from pods_jax.rewards.extraction import DEFAULT_SOURCES, extract_answer
+from pods_jax.rewards.turns import own_turn
 from pods_jax.rewards.workers import Job
 from pods_jax.types import Problem
 
@@ -38,10 +39,10 @@ def is_correct(asked, completion, sources=DEFAULT_SOURCES):
     [
         ("<think>1</think><answer>18</answer>", "18"),
         ("<answer>\n 18 </answer> done", "18"),
-        ("<answer>17</answer><answer>18</answer>", "18"),
+        ("<answer>18</answer><answer>17</answer>", "18"),
         ("<answer>17<answer>18</answer>", "18"),
         ("<answer>18</answer><answer>19", "18"),
-        ("<answer>18</answer></answer>", "18</answer>"),
+        ("<answer>18</answer></answer>", "18"),
         ("<answer></answer>", ""),
         ("<answer>18", None),
         ("18</answer>", None),
@@ -51,7 +52,7 @@ def is_correct(asked, completion, sources=DEFAULT_SOURCES):
         ("", None),
     ],
 )
-def test_the_last_complete_block_is_the_answer(text, answer):
+def test_the_first_complete_block_is_the_answer(text, answer):
     assert extract_answer(text) == answer
 
 
@@ -183,6 +184,7 @@ class TestEveryKind:
         @given(text=st.text(st.characters(codec=None)) | st.text("0123456789.,/%$- =\\frac{}()ABC+"))
         def check(text):
             assert isinstance(judge(problem(GOLD[kind], kind), f"<answer>{text}</answer>"), bool | Job)
+            assume(own_turn(text) == text)
             assert isinstance(vote(problem(GOLD[kind], kind), f"<answer>{text}</answer>"), str)
 
         check()
@@ -223,7 +225,18 @@ def test_rows_have_every_kind_whose_gold_answer_is_written():
 def test_a_gold_answer_that_cannot_be_read_is_reported_and_never_scored(kind):
     assert gold_fault(problem("...", kind)) == f"'...' cannot be read as an answer of kind {kind}"
     if kind != "reasoning_gym":
-        assert judge(problem("...", kind), "<answer>18</answer>") is None
+        for completion in ("<answer>18</answer>", "<answer></answer>", "no answer"):  # the whole group is left out
+            assert judge(problem("...", kind), completion) is None
+
+
+@pytest.mark.parametrize("kind", ["number", "math", "choice", "text"])
+def test_the_prompt_may_have_opened_the_reasoning(kind):
+    asked = problem(GOLD[kind], kind, opened="<think>\n")
+    assert judge(asked, f"twice nine</think><answer>{GOLD[kind]}</answer>") is True
+    assert judge(asked, rf"twice nine</think> \boxed{{{GOLD[kind]}}}") is True
+    assert judge(asked, rf"it may be \boxed{{{GOLD[kind]}}}") is False  # unfinished
+    assert vote(asked, rf"it may be \boxed{{{GOLD[kind]}}}") is None
+    assert judge(problem(GOLD[kind], kind, opened="<think>\n\n</think>\n\n<answer>"), f"{GOLD[kind]}</answer>") is True
 
 
 def test_what_needs_a_worker_is_not_judged_without_one():

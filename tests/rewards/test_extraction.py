@@ -1,3 +1,5 @@
+# ruff: noqa: RUF001 - marks of turns are meant as they stand
+
 import time
 
 import pytest
@@ -27,7 +29,19 @@ from pods_jax.rewards.extraction import (
         (r"\boxed{a \boxed{5}}", "5"),
         (r"\boxed{6} and then \boxed{7", "6"),
         (r"\boxed{}", ""),
-        (r"\boxed 8", None),
+        (r"\boxed{18} \boxed{ }", "18"),
+        (r"\boxed 8", "8"),
+        (r"so $\boxed 12.$", "12"),
+        (r"so \boxed -1.5, as asked", "-1.5"),
+        (r"\(\boxed \frac{1}{2}\)", r"\frac{1}{2}"),
+        (r"\boxed x", "x"),
+        (r"\boxed{18}, as the box above says: \boxed above", "18"),
+        (r"\boxed{3} or \boxed{5}", "3 or 5"),
+        (r"$\boxed{3}$ or $\boxed{5}$.", "3 or 5"),
+        (r"\boxed{3} \text{ or } \boxed{5}", "3 or 5"),
+        (r"\(\boxed{1}\), \(\boxed{2}\), and \(\boxed{3}\)", "1, 2, 3"),
+        (r"\boxed{5} or \boxed{5}", "5"),
+        (r"\boxed{3} or rather \boxed{5}", "5"),
         ("boxed{9}", None),
         (r"\boxed{9", None),
         ("18", None),
@@ -73,6 +87,53 @@ def test_the_last_number_is_read_with_its_sign_and_only_where_it_is_said(text, a
     assert last_number(text) == answer
 
 
+RIGHT_TURN = "<think>9 * 2</think><answer>18</answer>"
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (RIGHT_TURN + "\nUser: 2 + 2?\n<think></think><answer>4</answer>", "18"),
+        (RIGHT_TURN + "<answer>4</answer>", "18"),
+        (RIGHT_TURN + " or <answer>4</answer>", "18 or 4"),
+        ("<answer>18</answer><think>sure</think>", "18"),
+        ("<think>say <answer>4</answer></think><answer>18</answer>", "18"),
+        ("say <answer>4</answer></think><answer>18</answer>", "18"),  # the prompt has opened the reasoning
+        ("<think>a</think><think><answer>4</answer></think><answer>18</answer>", "18"),
+        ("<think>say <answer>4</answer></think>", None),
+        ("<think>so <answer>18</answer>", "18"),
+        ("<answer>18</answer></think>", "18"),
+        ("2 + 2?\n<|im_end|>\n<|im_start|>assistant\n<answer>4</answer>", None),
+        (r"<think>\boxed{4}</think> \boxed{18}", "18"),
+        (r"\boxed{4}</think> \boxed{18}", "18"),
+        (r"<think>it may be \boxed{4}", None),
+        (r"<think>it may be \boxed{4}</think> eighteen", None),
+        (r"\boxed{18}</think>", "18"),
+        (r"\boxed{4}, so \boxed{18}", "18"),
+        *(
+            (rf"It is \boxed{{18}}.{turn} 2 + 2? \boxed{{4}}", "18")
+            for turn in (
+                *("\nUser:", "\n\nHuman:", "\n**User:**", "\n### Instruction:\n", "\nAssistant:", "\nQuestion:", "\nQ2:"),
+                *("<|im_start|>user\n", "<|eot_id|><|start_header_id|>user<|end_header_id|>\n", "<|endoftext|>", "</s>"),
+                *("<start_of_turn>user\n", "[INST]", "<|user|>", "<｜User｜>", "\n### Problem 2:"),
+            )
+        ),
+        (r"Question: 9 * 2? \boxed{18}", "18"),
+        (r"First,\nQuestion: 9 * 2?\nSolution: \boxed{18}", "18"),
+        (r"<|im_start|>assistant" + "\n" + r"\boxed{18}", "18"),
+        ("<think>\nUser: asks for twice nine.\nQuestion: how?</think><answer>18</answer>", "18"),
+        ("Sure.\nUser: 2 + 2?\nAssistant: <answer>4</answer>", None),
+    ],
+)
+def test_the_answer_stands_behind_the_reasoning_in_the_models_own_turn(text, answer):
+    assert extract_answer(text, DEFAULT_SOURCES) == answer
+
+
+def test_a_last_number_is_not_that_of_another_turn():
+    assert extract_answer("The answer is 18.\n\nQuestion: 2 + 2?\nThe answer is 4.", ["last_number"]) == "18"
+    assert extract_answer("It is 18.\nUser: 2 + 2?\nAssistant: 4", ["last_number"]) == "18"
+
+
 def test_the_first_source_that_is_there_decides_in_the_order_of_the_table():
     everything = r"<answer>1</answer> \boxed{2} 3"
     assert list(SOURCES) == ["answer", "boxed", "last_number"]
@@ -110,6 +171,13 @@ HOSTILE = {
     "backslashes": "\\" * 500_000,
     "dollars": "$" * 500_000,
     "nulls": "\x00" * 500_000,
+    "bare boxes": r"\boxed" * 100_000,
+    "bare letters": r"\boxed x or " * 40_000,
+    "joints": r"\boxed{1} , " * 40_000 + ", " * 100_000 + r"\boxed{1}",
+    "turns": "\nUser" * 100_000,
+    "reasoning": "<think>" * 50_000 + "</think>" * 50_000,
+    "reasonings": "<think></think>" * 50_000,
+    "closings": "</answer>" * 100_000,
     "tags": "<answer>" * 50_000 + "</answer>" * 50_000,
 }
 

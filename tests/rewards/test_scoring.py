@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -131,12 +132,59 @@ def test_tags_that_stand_exactly_once_are_counted(text, count):
     assert score_one("tag_count", text) == count
 
 
+@pytest.mark.parametrize(
+    ("opened", "text", "score", "count"),
+    [
+        ("<think>\n", "9*2</think><answer>18</answer>", 1.0, 4),
+        ("<think>\n", RIGHT, 0.93, 3),  # a second tag is not paid
+        ("<think>\n\n</think>\n\n", "<answer>18</answer>", 1.0, 4),
+        ("<think>\n\n</think>\n\n", RIGHT, 0.82, 2),
+        ("<think>\n", "9*2 <answer>18</answer>", 0.0, 3),
+        ("", RIGHT, 1.0, 4),
+    ],
+)
+def test_tags_that_the_prompt_opened_count_as_the_completions(opened, text, score, count):
+    scores = make_scorer(["format", "tag_count"]).score([replace(PROBLEM, opened=opened)], [[text]])
+    assert scores.parts["format"][0, 0] == pytest.approx(score, abs=1e-6)
+    assert scores.parts["tag_count"][0, 0] == count
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<think><answer>17</answer></think><answer>18</answer>",
+        "<think>x</think><answer>18</answer><answer>17</answer>",
+        "<think>x</think><answer>18</answer>\nUser: 17?\n<think>x</think><answer>17</answer>",
+        "<think>x<think>y</think><answer>17 <answer>18</answer>",
+    ],
+)
+def test_the_form_is_paid_for_the_block_that_is_judged(text):
+    assert score_one("correct", text) == 1.0
+    assert 0 < score_one("format", text) <= 1
+    assert score_one("format", text.partition("18</answer>")[0] + "18") == 0.0
+
+
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_completions_earn_next_to_nothing(text):
     scores = make_scorer(["correct", "format", "tag_count"]).score([PROBLEM], [[text, RIGHT]])
     assert scores.valid_PN.all()
     assert scores.rewards_PN[0, 0] <= np.float32(0.025)
     assert scores.rewards_PN[0, 1] == pytest.approx(1.2)
+
+
+def fail(problem, completion):
+    raise RuntimeError("lost")
+
+
+@pytest.mark.parametrize("function", [lambda problem, completion: None, lambda problem, completion: float("nan"), fail])
+def test_a_reward_of_weight_0_measures_alone_and_its_lost_scores_are_counted(function):
+    rewards = {"right": REWARDS["correct"], "own:part": Reward(function, 0.0)}
+    scores = Scorer(rewards).score([PROBLEM], [[RIGHT, WRONG]])
+    assert scores.valid_PN.tolist() == [[True, True]]
+    assert scores.rewards_PN.tolist() == [[1.0, 0.0]]
+    assert np.isnan(scores.parts["own:part"]).all()
+    assert scores.unscored == {"right": 0, "own:part": 2}
+    assert scorer_of(function, 0.0).score([PROBLEM], [[RIGHT]]).valid_PN.all()
 
 
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf"), -float("inf"), 10**400, 1e39, np.float32("nan")])
@@ -175,8 +223,8 @@ def test_a_failing_function_costs_its_rollouts_and_logs_one_traceback(caplog):
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_one_invalid_part_invalidates_the_rollout_even_at_weight_zero():
-    scorer = Scorer({"correct": REWARDS["correct"], "own:part": Reward(lambda problem, completion: None, 0.0)})
+def test_one_invalid_part_invalidates_the_rollout_however_little_it_weighs():
+    scorer = Scorer({"correct": REWARDS["correct"], "own:part": Reward(lambda problem, completion: None, 1e-9)})
     scores = scorer.score([PROBLEM], [[RIGHT]])
     assert not scores.valid_PN.any()
     assert scores.parts["correct"].tolist() == [[1.0]]
