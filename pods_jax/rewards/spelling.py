@@ -12,10 +12,16 @@ _SIGNS = str.maketrans(
     {
         "−": "-", "–": "-", "＝": "=", "×": r"\times ", "÷": r"\div ", "·": r"\cdot ", "⋅": r"\cdot ", "π": r"\pi ",
         "√": r"\sqrt ", "∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "±": r"\pm ", "≤": r"\le ", "≥": r"\ge ",
-        "≠": r"\ne ", "°": r"^\circ ", "²": "^2", "³": "^3", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}",
-        "θ": r"\theta ", "\u00a0": " ", "\u2009": " ", "\u202f": " ",
+        "≠": r"\ne ", "°": r"^\circ ", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}",
+        "θ": r"\theta ", "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u2007": " ", "\u3000": " ", "‐": "-", "‑": "-", "﹣": "-",
+        "⁄": "/", "∕": "/", "…": r"\ldots ", "≈": r"\approx ", "ℝ": r"\mathbb{R} ",
+        **{sign: rf"\frac{{{over}}}{{{under}}}" for sign, over, under in zip("⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞", "121234151357", "335555668888", strict=True)},
+        **{chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F) if chr(code) not in "＝＼"},
     }
 )  # fmt: skip
+_SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻"
+_SUPERSCRIPT = re.compile(f"[{_SUPERSCRIPTS}]{{2,}}|[{_SUPERSCRIPTS}]")
+_NORMAL = str.maketrans(_SUPERSCRIPTS, "0123456789+-")
 _GAP = re.compile(
     r"(?<!\\)\\!\s*|(?<=\\\\)\s*\[[^\[\]]{0,9}\]|\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits)(?![a-zA-Z])\.?"
 )
@@ -41,7 +47,7 @@ def tidy(text: str) -> str:
     ``\text{…}`` and its like give their contents, ``\%`` becomes a plain sign, and every ``$`` (currency or delimiter) is
     dropped. White space is kept, one blank at a time.
     """
-    text = text.translate(_SIGNS)
+    text = _SUPERSCRIPT.sub(_raised, text.translate(_SIGNS))
     text = _MONEY.sub(lambda found: " " if found[1] == "$" else found[1], text)
     text = _SPACE.sub(" ", _GAP.sub("", _DELIMITER.sub(" ", text)).replace("{,}", ","))
     text = _TEXT.sub(r" \1 ", _TEXT.sub(r" \1 ", text))
@@ -50,6 +56,11 @@ def tidy(text: str) -> str:
     text = _BARE_FRACTION.sub(_fraction, _FRACTION_NAME.sub(r"\\frac", text))
     text = _DEGREE.sub(r"^\\circ ", text)
     return " ".join(text.replace("**", " ").split()).lstrip(_START).rstrip(_END)
+
+
+def _raised(found: re.Match[str]) -> str:
+    digits = found.group().translate(_NORMAL)
+    return f"^{digits}" if len(digits) == 1 else f"^{{{digits}}}"
 
 
 def _fraction(found: re.Match[str]) -> str:

@@ -34,9 +34,13 @@ RIGHT_BY_TEXT = [
     (r"\sqrt{51}", "√51"),
     (r"11\sqrt2", r"11 \sqrt{2}"),
     ("p - q", r"\(p-q\)"),
+    (".0000672", r"6.72 \times 10^{-5}"),
+    (r"\frac16", r"0.1\overline{6}"),
 ]
 WRONG_BY_TEXT = [
     ("5", "-5"),
+    ("2.6e-15", "2.7e-15"),
+    ("3 g", "3 kg"),
     ("18", "7 (not 18)"),
     ("9", ""),
     (r"\text{Evelyn}", "Carla"),
@@ -67,7 +71,6 @@ RIGHT_BY_ALGEBRA = [
     ("y = 2x + 3", "2x + 3"),
     ("5x - 7y + 11z + 4 = 0", "5x - 7y + 11z = -4"),
     (r"\begin{pmatrix} -1/3 \\ 2/3 \end{pmatrix}", r"\begin{bmatrix} -\frac13 \\[2pt] \frac23 \end{bmatrix}"),
-    (".0000672", r"6.72 \times 10^{-5}"),
     (r"\frac{20000}{\pi}", r"20,000/\pi"),
     ("8n^2 + 4n + 1", "f(n) = 1 + 4n + 8n^2"),
     (r"\cot x", r"\frac{\cos x}{\sin x}"),

@@ -63,6 +63,32 @@ SAID = {
     "60 (the total) - 40 (the morning) = 20.": 20,
     r"$9 \times 2 = 18$ dollars": 18,
     "540 x 3 = 1620 meters. The answer is 1620.": 1620,
+    "1e3": 1000,
+    "2.5 × 10^7": 25_000_000,
+    "2.5 x 10^7": 25_000_000,
+    "2.5·10⁷": 25_000_000,
+    r"2.5 \times 10^{7} \text{ kg}": 25_000_000,
+    r"x = 2.5\cdot10^{-7}": Fraction("2.5e-7"),
+    "-4.1 × 10⁻³": Fraction("-0.0041"),
+    "3.2e-5 m": Fraction("3.2e-5"),
+    "1.5E+6 dollars": 1_500_000,
+    "10^7": 10_000_000,
+    "10^{-3} mol": Fraction(1, 1000),
+    r"0.1\overline{6}": Fraction(1, 6),
+    r"0.\overline{142857}": Fraction(1, 7),
+    r"-2.\bar{3} cm": Fraction(-7, 3),
+    r"0.\dot 3": Fraction(1, 3),
+    "0.1(6)": Fraction(1, 6),
+    "0.333...": Fraction(1, 3),
+    "0.1666…": Fraction(1, 6),
+    "0.142857142857...": Fraction(1, 7),
+    "3.14...": Fraction("3.14"),
+    "１，０００．５": Fraction("1000.5"),
+    "－５": -5,
+    "２／３": Fraction(2, 3),
+    "1⅔": Fraction(5, 3),
+    "1⁄2": Fraction(1, 2),
+    "9.8 m/s^2": Fraction("9.8"),
 }
 
 NOT_SAID = [
@@ -91,7 +117,11 @@ NOT_SAID = [
     "5!",
     "2^10",
     "52_8",
-    "1e3",
+    "1e9999",
+    "10^{99999}",
+    "10^2^3",
+    "5 × 10^2 + 1",
+    "f(3)",
     "9^{9^{9^{9}}}",
     "18/0",
     "18 dollars and 50 cents",
@@ -127,6 +157,47 @@ def test_a_percent_sign_may_be_left_out(answer, gold, same):
     assert left is not None
     assert right is not None
     assert same_quantity(left, right) is same
+
+
+UNITS = [
+    ("3 kg", "3 g", False),
+    ("3 m", "3 g", False),
+    ("3 cents", "3 dollars", False),
+    ("3 MW", "3 mW", False),
+    (r"3\,\mathrm{kg}", r"3\,\mathrm{g}", False),
+    ("3 kg of rice", "3 g", False),
+    ("50 cm^2", "50 m^2", False),
+    ("50 cm", "50 cm^2", False),
+    ("7 kJ/mol", "7 J/mol", False),
+    ("20 °C", "20 °F", False),
+    ("3", "3 g", True),
+    ("3 g", "3", True),
+    ("3 grams", "3 g", True),
+    ("3000 mg", "3 g", True),
+    (r"0.5\text{ kg}", r"500\text{ g}", True),
+    (r"2.5 \times 10^3 g", "2.5 kg", True),
+    ("2 million km", "2000000 km", True),
+    ("3 km", "3000 meters", True),
+    ("5000 square centimeters", r"0.5\mbox{ m}^2", True),
+    ("1 L", "1000 cm³", True),
+    ("36 km/h", "10 m/s", True),
+    ("60 miles per hour", "60 mph", True),
+    ("9.8 m/s^2", "9.8 m/s²", True),
+    ("90 minutes", "1.5 hours", True),
+    ("12 inches", "1 ft", True),
+    (r"45^\circ", "45 degrees", True),
+    ("27 miles from City A", "27 mi", True),
+    ("5 in total", "5 cm", True),  # no unit is stated
+    ("5 apples", "5 kg", True),  # one that is not known
+]
+
+
+@pytest.mark.parametrize(("answer", "gold", "same"), UNITS)
+def test_units_that_both_state_are_compared(answer, gold, same):
+    left, right = read_quantity(answer), read_quantity(gold)
+    assert left is not None
+    assert right is not None
+    assert same_quantity(left, right) is same_quantity(right, left) is same
 
 
 @given(value=st.decimals(allow_nan=False, allow_infinity=False, places=3, min_value=-(10**12), max_value=10**12))
