@@ -26,7 +26,10 @@ LONGEST_JOINT = 40
 
 BOX = r"\\(?:boxed|fbox)(?![A-Za-z])\s*"
 """What opens a box, up to its brace."""
-_BARE = r"(?P<bare>(?:[+-]?[0-9](?:[.,/]?[0-9]){0,63}|\\[A-Za-z]+(?:\s*\{[^{}]{0,99}\}){0,2}|[A-Za-z])(?=[.,;:]?(?:\s|\$|\\[)\]]|\Z)))"
+_BARE = (
+    r"(?P<bare>(?:[+-]?[0-9](?:[.,/]?[0-9]){0,63}|\\[A-Za-z]+(?:\s*\{[^{}]{0,99}\}){0,2}|[A-Za-z])"
+    r"(?=[.,;:]?(?:\s|\$|\\[)\]]|\Z)))"
+)
 _BRACES = re.compile(rf"{BOX}(?:\{{|{_BARE})|\\.|[{{}}]", re.DOTALL)
 _JOINT = re.compile(r"(?:[\s$,;]|\\[()\[\],;]|\\q?quad|\\text\s*\{)*(?:(?P<or>or)|and|,|;)(?:[\s$]|\\[()\[\],;]|\\q?quad|\})*")
 _CUT_WORD = re.compile(r"\A\S+")

@@ -8,14 +8,15 @@ linear in the length of the text.
 
 import re
 
+_FRACTIONS = ("⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞", "121234151357", "335555668888")
 _SIGNS = str.maketrans(
     {
         "−": "-", "–": "-", "＝": "=", "×": r"\times ", "÷": r"\div ", "·": r"\cdot ", "⋅": r"\cdot ", "π": r"\pi ",
         "√": r"\sqrt ", "∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "±": r"\pm ", "≤": r"\le ", "≥": r"\ge ",
         "≠": r"\ne ", "°": r"^\circ ", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}",
-        "θ": r"\theta ", "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u2007": " ", "\u3000": " ", "‐": "-", "‑": "-", "﹣": "-",
-        "⁄": "/", "∕": "/", "…": r"\ldots ", "≈": r"\approx ", "ℝ": r"\mathbb{R} ",
-        **{sign: rf"\frac{{{over}}}{{{under}}}" for sign, over, under in zip("⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞", "121234151357", "335555668888", strict=True)},
+        "θ": r"\theta ", "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u2007": " ", "\u3000": " ",
+        "‐": "-", "‑": "-", "﹣": "-", "⁄": "/", "∕": "/", "…": r"\ldots ", "≈": r"\approx ", "ℝ": r"\mathbb{R} ",
+        **{sign: rf"\frac{{{over}}}{{{under}}}" for sign, over, under in zip(*_FRACTIONS, strict=True)},
         **{chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F) if chr(code) not in "＝＼"},
     }
 )  # fmt: skip

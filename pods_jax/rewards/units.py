@@ -40,11 +40,13 @@ _CUP = 231 * _INCH**3 / 16
 _OTHER = (
     ("min mins minute minutes", "time", 1, 60), ("h hr hrs hour hours", "time", 1, 3_600), ("day days", "time", 1, 86_400),
     ("week weeks", "time", 1, 604_800), ("month months", "months", 1, 1), ("year years yr yrs", "months", 1, 12),
-    ("in inch inches", "length", 1, _INCH), ("ft foot feet", "length", 1, 12 * _INCH), ("yd yard yards", "length", 1, 36 * _INCH),
+    ("in inch inches", "length", 1, _INCH), ("ft foot feet", "length", 1, 12 * _INCH),
+    ("yd yard yards", "length", 1, 36 * _INCH),
     ("mi mile miles", "length", 1, 63_360 * _INCH), ("cup cups", "length", 3, _CUP), ("pint pints", "length", 3, 2 * _CUP),
     ("quart quarts", "length", 3, 4 * _CUP), ("gallon gallons gal", "length", 3, 16 * _CUP),
     ("tablespoon tablespoons tbsp", "length", 3, _CUP / 16), ("teaspoon teaspoons tsp", "length", 3, _CUP / 48),
-    ("lb lbs pound pounds", "mass", 1, Fraction(45_359_237, 100_000)), ("oz ounce ounces", "mass", 1, Fraction(45_359_237, 1_600_000)),
+    ("lb lbs pound pounds", "mass", 1, Fraction(45_359_237, 100_000)),
+    ("oz ounce ounces", "mass", 1, Fraction(45_359_237, 1_600_000)),
     ("tonne tonnes", "mass", 1, 10**6), ("cent cents", "money", 1, Fraction(1, 100)), ("dollar dollars usd", "money", 1, 1),
     ("deg degree degrees", "degrees", 1, 1), ("rad radian radians", "radians", 1, 1),
 )  # fmt: skip

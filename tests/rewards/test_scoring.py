@@ -160,7 +160,9 @@ def test_tags_that_the_prompt_opened_count_as_the_completions(opened, text, scor
 )
 def test_the_form_is_paid_for_the_block_that_is_judged(text):
     assert score_one("correct", text) == 1.0
-    assert 0 < score_one("format", text) <= 1
+    score = score_one("format", text)
+    assert isinstance(score, float)
+    assert 0 < score <= 1
     assert score_one("format", text.partition("18</answer>")[0] + "18") == 0.0
 
 
