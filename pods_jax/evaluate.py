@@ -76,7 +76,13 @@ def _evaluate(config: EvaluateConfig, out_file: Path | None) -> dict[str, float]
             return make_engine(architecture, mesh, source.model.compute_dtype, **numbers)
 
         evaluator = partial(
-            Evaluator, prompts=prompts, batch=config.batch, mesh=mesh, tokenizer=texts.tokenizer, judge=scorer.correct
+            Evaluator,
+            prompts=prompts,
+            batch=config.batch,
+            mesh=mesh,
+            tokenizer=texts.tokenizer,
+            stop_ids=texts.stop_ids,
+            judge=scorer.correct,
         )
         runs = {"greedy": (engine(1), sampling_params(temperature=0.0))}
         if config.samples:

@@ -50,6 +50,7 @@ class Evaluator:
         tokenizer: For the completions' text.
         judge: ``(problems, texts) -> bool [problems, completions]``.
         key: Sampling key, the same at each evaluation so that only the policy changes.
+        stop_ids: Tokens that end a completion.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Evaluator:
     tokenizer: PreTrainedTokenizerBase
     judge: Callable[[Sequence[Problem], Sequence[Sequence[str]]], Bool[np.ndarray, "E N"]]
     key: Key[Array, ""]
+    stop_ids: Sequence[int] = ()
 
     def __call__(self, params: Any) -> dict[str, float]:
         """Metrics of the policy over all problems, as ``accuracy_metrics``."""
@@ -75,7 +77,7 @@ class Evaluator:
             batch = place_prompts(self.mesh, filled, multiple=longest)
             key = jax.random.fold_in(self.key, replicate(np.uint32(number)))
             rollouts = self.engine(params, batch, key, self.sampling)
-            completions = read_completions(self.tokenizer, rollouts, len(block))
+            completions = read_completions(self.tokenizer, rollouts, prompts=len(block), stop_ids=self.stop_ids)
             problems = [prompt.problem for prompt in block]
             correct_EN = self._judged(problems, completions.texts_PN)
             yield Verdicts(problems, completions.texts_PN, correct_EN, completions.finished_PN)

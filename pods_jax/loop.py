@@ -46,6 +46,7 @@ class Parts:
     Attributes:
         mesh: Device mesh.
         tokenizer: For the completions' text.
+        stop_ids: Tokens that end a completion.
         loader: Endless iterator over the prompts of each step, the same on every process.
         engine: Rollout engine.
         sampling: Sampling parameters on the device.
@@ -61,6 +62,7 @@ class Parts:
 
     mesh: Mesh
     tokenizer: PreTrainedTokenizerBase
+    stop_ids: Sequence[int]
     loader: grain.DatasetIterator
     engine: Engine
     sampling: SamplingParams
@@ -213,7 +215,7 @@ def one_step(
     batch = place_prompts(parts.mesh, prompts, multiple=settings.prompt_multiple)
     with clock("rollout"):
         rollouts = parts.engine(parts.policy(state), batch, rollout_key, parts.sampling)
-        completions = read_completions(parts.tokenizer, rollouts)
+        completions = read_completions(parts.tokenizer, rollouts, stop_ids=parts.stop_ids)
     with clock("reward"):
         scores = score(parts.scorer, [prompt.problem for prompt in prompts], completions.texts_PN, completions.length_PN)
     with clock("update"):

@@ -189,6 +189,7 @@ def make_parts(
     parts = Parts(
         mesh=mesh,
         tokenizer=inputs.texts.tokenizer,
+        stop_ids=inputs.texts.stop_ids,
         loader=make_loader(inputs.train_prompts, prompts_per_step=config.data.prompts_per_step, seed=config.data.seed),
         engine=engine(config.rollout.n, config.run.steps * config.data.prompts_per_step),
         sampling=sampled,
@@ -244,6 +245,7 @@ def _evaluators(
             batch=config.eval.batch,
             mesh=inputs.mesh,
             tokenizer=inputs.texts.tokenizer,
+            stop_ids=inputs.texts.stop_ids,
             judge=inputs.scorer.correct,
             key=jax.random.key(replicate(np.uint32(config.run.seed))),
         )

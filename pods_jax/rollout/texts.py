@@ -1,7 +1,8 @@
 """Completions on the host: their text for verifiers and logs, and their lengths. Text is never tokenised again."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -18,9 +19,14 @@ class Texts(Sequence[list[str]]):
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, tokens_PNC: Int[np.ndarray, "P N C"], length_PN: Int[np.ndarray, "P N"]
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        tokens_PNC: Int[np.ndarray, "P N C"],
+        length_PN: Int[np.ndarray, "P N"],
+        stop_ids: Iterable[int] = (),
     ):
-        self._tokenizer, self._tokens_PNC, self._length_PN = tokenizer, tokens_PNC, length_PN
+        self._decode = partial(completion_texts, tokenizer, stop_ids=frozenset(stop_ids))
+        self._tokens_PNC, self._length_PN = tokens_PNC, length_PN
         self._decoded: dict[int, list[str]] = {}
 
     def __len__(self) -> int:
@@ -30,7 +36,7 @@ class Texts(Sequence[list[str]]):
         wanted = range(len(self))[group]
         groups = list(wanted) if isinstance(wanted, range) else [wanted]
         if missing := [p for p in groups if p not in self._decoded]:
-            texts = iter(completion_texts(self._tokenizer, self._tokens_PNC[missing], self._length_PN[missing]))
+            texts = iter(self._decode(self._tokens_PNC[missing], self._length_PN[missing]))
             self._decoded |= dict(zip(missing, texts, strict=True))
         texts_PN = [self._decoded[p] for p in groups]
         return texts_PN if isinstance(group, slice) else texts_PN[0]
@@ -51,22 +57,34 @@ class Completions:
     finished_PN: Bool[np.ndarray, "P N"]
 
 
-def read_completions(tokenizer: PreTrainedTokenizerBase, rollouts: Rollouts, prompts: int | None = None) -> Completions:
-    """Brings the completions of all prompts, or of the first few, to the host; log-probabilities stay on the devices."""
+def read_completions(
+    tokenizer: PreTrainedTokenizerBase, rollouts: Rollouts, *, prompts: int | None = None, stop_ids: Iterable[int] = ()
+) -> Completions:
+    """Brings completions to the host; log-probabilities stay on the devices.
+
+    Args:
+        tokenizer: The policy's.
+        rollouts: What an engine generated.
+        prompts: How many prompts to read, from the first; all when not given.
+        stop_ids: Tokens that end a completion, which the tokenizer alone need not know; they leave no trace in the text.
+    """
     arrays = to_local((rollouts.tokens_PNC, rollouts.length_PN, rollouts.finished_PN))
     tokens_PNC, length_PN, finished_PN = (array[:prompts] for array in arrays)
-    # A finished completion ends with an EOS token, which may be one that only the model's folder names.
-    return Completions(Texts(tokenizer, tokens_PNC, length_PN - finished_PN), length_PN, finished_PN)
+    return Completions(Texts(tokenizer, tokens_PNC, length_PN, stop_ids), length_PN, finished_PN)
 
 
 def completion_texts(
-    tokenizer: PreTrainedTokenizerBase, tokens_PNC: Int[np.ndarray, "P N C"], length_PN: Int[np.ndarray, "P N"]
+    tokenizer: PreTrainedTokenizerBase,
+    tokens_PNC: Int[np.ndarray, "P N C"],
+    length_PN: Int[np.ndarray, "P N"],
+    *,
+    stop_ids: Iterable[int] = (),
 ) -> list[list[str]]:
-    """Text of each completion up to its length, without the tokenizer's BOS, EOS and padding.
+    """Text of each completion up to its length, without BOS, padding and the tokens that end a completion.
 
     Every other special token stays: a tokenizer may hold ``<think>``, ``<answer>`` or the opening of a turn as one.
     """
-    dropped = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
+    dropped = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, *stop_ids}
     prompts, rollouts, _ = tokens_PNC.shape
     rows = [
         [token for token in tokens_PNC[p, n, : length_PN[p, n]].tolist() if token not in dropped]

@@ -82,14 +82,15 @@ def test_special_tokens_other_than_bos_eos_and_padding_stay_in_the_text(tmp_path
     assert completion_texts(tokenizer, *completions(tokenizer, [[f"<bos>{written}<eos>"]], 10, "<pad>")) == [[written]]
 
 
-@pytest.mark.parametrize(("ended", "text"), [(True, "12"), (False, "123")])
-def test_an_end_that_only_the_models_folder_names_leaves_no_trace(tokenizer, ended, text):
+@pytest.mark.parametrize(("stop_ids", "text"), [([], "123"), (["3"], "12")])
+def test_an_end_that_only_the_models_folder_names_leaves_no_trace(tokenizer, stop_ids, text):
     tokens_PNC, length_PN = completions(tokenizer, [["123"]], 4, "0")
     rollouts = Rollouts(
         tokens_PNC=jnp.asarray(tokens_PNC),
         logp_PNC=jnp.zeros((1, 1, 4)),
         length_PN=jnp.asarray(length_PN),
-        finished_PN=jnp.array([[ended]]),
+        finished_PN=jnp.array([[True]]),
         decoded_rows=jnp.float32(3),
     )
-    assert read_completions(tokenizer, rollouts).texts_PN[0] == [text]
+    ids = tokenizer.convert_tokens_to_ids(stop_ids)
+    assert read_completions(tokenizer, rollouts, stop_ids=ids).texts_PN[0] == [text]
