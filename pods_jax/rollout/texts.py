@@ -47,7 +47,7 @@ class Completions:
     """What was generated, on the host and whole on every process.
 
     Attributes:
-        texts_PN: Text of each completion, without the EOS token that ended it.
+        texts_PN: Text of each completion, without the token that ended it.
         length_PN: Completion tokens, the EOS token included.
         finished_PN: False for a completion cut at the limit.
     """
@@ -84,7 +84,8 @@ def completion_texts(
 
     Every other special token stays: a tokenizer may hold ``<think>``, ``<answer>`` or the opening of a turn as one.
     """
-    dropped = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, *stop_ids}
+    own = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    dropped = {token for token in (*own, *stop_ids) if isinstance(token, int)}
     prompts, rollouts, _ = tokens_PNC.shape
     rows = [
         [token for token in tokens_PNC[p, n, : length_PN[p, n]].tolist() if token not in dropped]
